@@ -1,0 +1,125 @@
+# Firn. Targets: build (default), run, check, bench, fuzz, install, clean.
+#   make SAN=address,undefined check    the same tests under sanitizers
+#   make CC=clang build                 another compiler
+
+.DEFAULT_GOAL := build
+SHELL := /bin/sh
+
+CC      ?= cc
+PREFIX  ?= /usr/local
+SAN     ?=
+JOBS    ?= $(shell nproc)
+comma   := ,
+OUT     := build$(if $(SAN),/san-$(subst $(comma),-,$(SAN)),)
+
+ifeq ($(filter -j%,$(MAKEFLAGS)),)
+MAKEFLAGS += -j$(JOBS)
+endif
+
+WARN := -Wall -Wextra -Wpedantic -Wconversion -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wcast-qual -Wvla -Wundef
+# No contraction and no reassociation: the arithmetic is a contract (docs/ARITHMETIC.md).
+BASE_CFLAGS := -std=c17 -D_POSIX_C_SOURCE=200809L -O2 -g -fno-strict-aliasing -ffp-contract=off -pthread -fvisibility=default \
+               $(WARN) -Iinclude -Isrc $(if $(SAN),-fsanitize=$(SAN) -fno-omit-frame-pointer -fno-sanitize-recover=all)
+ALL_CFLAGS = $(BASE_CFLAGS) $(CFLAGS)
+LIBS := -luring -llmdb -lxxhash -lcrypto -lm -pthread
+LIBS_LM := -ljansson -lpcre2-8
+LIBS_SERVER := -lmicrohttpd
+LINK = $(CC) $(if $(SAN),-fsanitize=$(SAN)) $(LDFLAGS)
+
+# Where the folders stand in the architecture: see docs/ARCHITECTURE.md and tools/check_includes.sh.
+FIRN_DIRS   := base array kernel layout record tier tier/disk prefix
+FIRNLM_DIRS := model engine
+PROG_DIRS   := server cmd
+
+ARCH := $(shell $(CC) -dumpmachine | cut -d- -f1)
+srcs = $(foreach d,$(1),$(wildcard src/$(d)/*.c))
+FIRN_SRCS   := $(call srcs,$(FIRN_DIRS))
+FIRNLM_SRCS := $(call srcs,$(FIRNLM_DIRS))
+PROG_SRCS   := $(call srcs,$(PROG_DIRS))
+# Kernel variants of other processors are not built.
+X86_ONLY := $(wildcard src/kernel/*_avx2.c src/kernel/*_avx512.c)
+ARM_ONLY := $(wildcard src/kernel/*_neon.c)
+ifneq ($(ARCH),x86_64)
+FIRN_SRCS := $(filter-out $(X86_ONLY),$(FIRN_SRCS))
+endif
+ifneq ($(ARCH),aarch64)
+FIRN_SRCS := $(filter-out $(ARM_ONLY),$(FIRN_SRCS))
+endif
+
+obj = $(patsubst %.c,$(OUT)/obj/%.o,$(1))
+FIRN_OBJS   := $(call obj,$(FIRN_SRCS))
+FIRNLM_OBJS := $(call obj,$(FIRNLM_SRCS))
+PROG_OBJS   := $(call obj,$(PROG_SRCS))
+# What tests of the program link: all of it but main.
+PROG_TEST_OBJS := $(filter-out %/main.o,$(PROG_OBJS))
+SUPPORT_OBJS := $(call obj,$(wildcard tests/support/*.c))
+
+TEST_SRCS := $(wildcard tests/*/test_*.c)
+TEST_BINS := $(patsubst tests/%.c,$(OUT)/tests/%,$(TEST_SRCS))
+BENCH_BINS := $(patsubst bench/%.c,$(OUT)/bench/%,$(wildcard bench/bench_*.c))
+EXAMPLE_BINS := $(patsubst examples/%.c,$(OUT)/examples/%,$(wildcard examples/*.c))
+
+.PHONY: build run check test-binaries bench fuzz install clean
+build: $(OUT)/libfirn.a $(OUT)/libfirnlm.a $(if $(strip $(PROG_SRCS)),$(OUT)/firn)
+
+$(OUT)/libfirn.a: $(FIRN_OBJS)
+$(OUT)/libprogram.a: $(PROG_TEST_OBJS)
+$(OUT)/libfirnlm.a: $(FIRNLM_OBJS)
+$(OUT)/%.a:
+	@mkdir -p $(@D)
+	@rm -f $@
+	ar rcs $@ $^
+
+$(OUT)/firn: $(PROG_OBJS) $(OUT)/libfirnlm.a $(OUT)/libfirn.a
+	$(LINK) -o $@ $^ $(LIBS_SERVER) $(LIBS_LM) $(LIBS)
+
+# The kernels are the only place where -O3 and instruction sets matter. Under a sanitizer -O3 takes minutes to compile.
+KERNEL_OPT := $(if $(SAN),-O1,-O3)
+$(OUT)/obj/src/kernel/%.o: EXTRA := $(KERNEL_OPT)
+$(OUT)/obj/src/kernel/%_avx2.o: EXTRA := $(KERNEL_OPT) -mavx2 -mfma -mf16c
+$(OUT)/obj/src/kernel/%_avx512.o: EXTRA := $(KERNEL_OPT) -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx2 -mfma -mf16c
+
+$(OUT)/obj/%.o: %.c
+	@mkdir -p $(@D)
+	$(CC) $(ALL_CFLAGS) $(EXTRA) -Itests -MMD -MP -c -o $@ $<
+
+$(OUT)/tests/%: $(OUT)/obj/tests/%.o $(SUPPORT_OBJS) $(OUT)/libprogram.a $(OUT)/libfirnlm.a $(OUT)/libfirn.a
+	@mkdir -p $(@D)
+	$(LINK) -o $@ $^ -lcmocka $(LIBS_SERVER) $(LIBS_LM) $(LIBS)
+
+$(OUT)/bench/%: $(OUT)/obj/bench/%.o $(OUT)/libfirnlm.a $(OUT)/libfirn.a
+	@mkdir -p $(@D)
+	$(LINK) -o $@ $^ $(LIBS_LM) $(LIBS)
+
+$(OUT)/examples/%: $(OUT)/obj/examples/%.o $(OUT)/libfirn.a
+	@mkdir -p $(@D)
+	$(LINK) -o $@ $^ $(LIBS)
+
+run: build
+	exec $(OUT)/firn serve
+
+test-binaries: build $(TEST_BINS) $(EXAMPLE_BINS) $(BENCH_BINS)
+
+check: test-binaries
+	@FIRN_OUT=$(abspath $(OUT)) sh tests/run.sh
+
+bench: build $(BENCH_BINS)
+	@FIRN_OUT=$(abspath $(OUT)) sh bench/run.sh
+
+# libFuzzer needs clang. FUZZ_SECONDS each.
+FUZZ_SECONDS ?= 60
+fuzz:
+	@FUZZ_SECONDS=$(FUZZ_SECONDS) sh fuzz/run.sh
+
+install: build
+	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib $(DESTDIR)$(PREFIX)/include/firn $(DESTDIR)$(PREFIX)/share/firn
+	install -m 755 $(OUT)/firn $(DESTDIR)$(PREFIX)/bin/firn
+	install -m 644 $(OUT)/libfirn.a $(OUT)/libfirnlm.a $(DESTDIR)$(PREFIX)/lib/
+	install -m 644 include/firn/*.h $(DESTDIR)$(PREFIX)/include/firn/
+	install -m 644 models/firn-tiny-q8_0.gguf $(DESTDIR)$(PREFIX)/share/firn/
+
+clean:
+	rm -rf build
+
+-include $(patsubst %.o,%.d,$(FIRN_OBJS) $(FIRNLM_OBJS) $(PROG_OBJS) $(SUPPORT_OBJS) $(call obj,$(TEST_SRCS) $(wildcard bench/*.c)))
+.SECONDARY:
