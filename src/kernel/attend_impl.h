@@ -1,0 +1,357 @@
+/*
+ * Attention over plain blocks, of a vector variant. Written over lanes.
+ *
+ * One token's decode reads each key and value once and is bound by memory; a chunk of queries is bound by
+ * multiplication. Measured on Zen 3 (AVX2), a shared machine: 512 queries at a depth of 4,096 reach 65 GFLOP/s a thread
+ * of the 80 that multiply-adds alone reach (exp takes most of the rest); decode over 128 MB of f16 keys and values
+ * reads 8.9 GB/s with one thread and 10.4 to 12.5 with two, 81 % and 60 to 68 % of a streaming read. Tried and dropped,
+ * in a busier hour when this reached 8.5: no prefetch (3.4 GB/s), the whole next tile at once (4.1), the next tile's
+ * rows in the order of use (5.5: no sequential stream, as a tile takes two passes over its rows), other prefetch hints
+ * (equal).
+ *
+ * The (query, head) pairs of a task are taken in batches, whose running state fits in the first-level cache; a batch
+ * walks the 64-token tiles from the oldest to the newest, and each tile serves the batch in register tiles of up to
+ * six pairs:
+ *
+ *   1. scores   s[pair][token]  = sum over d of q[pair][d] * K[d][token]      tile_impl.h: lanes are tokens
+ *   2. softmax  scale, softcap, mask, new maximum, exp, sums in 16 lanes           on 4 vectors a pair
+ *   3. values   o[pair][j]      = o * rescale + sum over tokens of s * V[token][j]  tile_impl.h: lanes are dimensions
+ *
+ * A tile at the edge of what is visible holds tokens that a pair must not see, or memory never written. Its lanes of
+ * scores are set to -infinity, which makes their weights exactly zero, and step 3 visits only the visible tokens: zero
+ * times an undefined value could be NaN. Where the pairs of a register tile see different ranges, the common range is
+ * done together, what precedes and follows it for each pair alone, in ascending order.
+ *
+ * Sources: online softmax, Milakov and Gimelshein (arXiv 1805.02867); tiles as in FlashAttention (arXiv 2205.14135).
+ */
+#ifndef FIRNI_ATTEND_IMPL_H
+#define FIRNI_ATTEND_IMPL_H
+
+#include "kernel/tile_impl.h"
+#include "kernel/variants_impl.h"
+
+enum {
+    ATTEND_TILE = FIRN_BLOCK_TOKENS,
+    ATTEND_VECTORS = ATTEND_TILE / LANES,
+    ATTEND_PAIRS_MAX = 48,     /* of one batch */
+    ATTEND_VALUES_MAX = 8192,  /* floats of running values of one batch: 32 KiB */
+    ATTEND_AHEAD_PAIRS_MAX = 8 /* with more pairs a tile takes longer to use than to fetch */
+};
+
+typedef struct attend_batch {
+    const firni_attend_task *task;
+    uint32_t n_pairs;
+    uint32_t value_stride; /* value_dim rounded up to whole vectors */
+    const float *q[ATTEND_PAIRS_MAX];
+    float *out[ATTEND_PAIRS_MAX];
+    firni_visible visible[ATTEND_PAIRS_MAX];
+    float max[ATTEND_PAIRS_MAX];
+    float sums[ATTEND_PAIRS_MAX][LANES];
+    float values[ATTEND_VALUES_MAX];
+} attend_batch;
+
+/* Up to six pairs of a batch in one tile. */
+typedef struct attend_group {
+    uint32_t first; /* pair */
+    uint32_t n;
+    uint32_t begin[TILE_ROWS_MAX]; /* lanes of the tile that a pair sees: [begin, end), possibly none */
+    uint32_t end[TILE_ROWS_MAX];
+    float weights[TILE_ROWS_MAX][ATTEND_TILE];
+} attend_group;
+
+/* ---- 1. scores ------------------------------------------------------------------------------------------------ */
+
+static void attend_scores(const attend_batch *batch, attend_group *group, const uint8_t *k_plane, uintptr_t k_ahead)
+{
+    const firni_plain_geometry *geometry = batch->task->geometry;
+    const size_t element = firni_plain_element_bytes(geometry->dtype);
+    const unsigned width = tile_width(group->n, LANES_ACCUMULATORS);
+    tile t = {
+        .b_row_bytes = ATTEND_TILE * element,
+        .b_block_bytes = LANES * element,
+        .count = geometry->head_dim,
+        .ahead_row_bytes = width * LANES * element,
+        .ahead_block_bytes = LANES * element,
+        .c_stride = ATTEND_TILE,
+    };
+    for (uint32_t i = 0; i < group->n; i++) {
+        t.a[i] = batch->q[group->first + i];
+    }
+    for (unsigned j = 0; j < ATTEND_VECTORS; j += width) {
+        t.b = k_plane + j * LANES * element;
+        t.ahead = k_ahead + j * LANES * element * geometry->head_dim;
+        t.c = group->weights[0] + j * LANES;
+        tile_multiply(geometry->dtype, group->n, width, &t);
+    }
+}
+
+/* ---- 2. softmax ----------------------------------------------------------------------------------------------- */
+
+FIRNI_INLINE void attend_scale(const firni_attend_task *task, float scores[ATTEND_TILE])
+{
+    const lanes scale = lanes_set(task->scale);
+    LANES_UNROLL
+    for (unsigned j = 0; j < ATTEND_VECTORS; j++) {
+        lanes_store(scores + j * LANES, lanes_mul(lanes_load(scores + j * LANES), scale));
+    }
+    if (task->softcap != 0.0f) {
+        const lanes cap = lanes_set(task->softcap);
+        const lanes inverse = lanes_set(1.0f / task->softcap);
+        for (unsigned j = 0; j < ATTEND_VECTORS; j++) {
+            const lanes x = lanes_mul(lanes_load(scores + j * LANES), inverse);
+            lanes_store(scores + j * LANES, lanes_mul(cap, lanes_tanh(x)));
+        }
+    }
+}
+
+static void attend_mask(float scores[ATTEND_TILE], uint32_t begin, uint32_t end)
+{
+    for (uint32_t t = 0; t < begin; t++) {
+        scores[t] = -INFINITY;
+    }
+    for (uint32_t t = end; t < ATTEND_TILE; t++) {
+        scores[t] = -INFINITY;
+    }
+}
+
+/* The largest score so far of one pair. */
+FIRNI_INLINE float attend_max(const float scores[ATTEND_TILE], float max)
+{
+    lanes larger = lanes_load(scores);
+    LANES_UNROLL
+    for (unsigned j = 1; j < ATTEND_VECTORS; j++) {
+        larger = lanes_larger(lanes_load(scores + j * LANES), larger);
+    }
+    const float tile_max = lanes_fold_larger(larger);
+    return tile_max > max ? tile_max : max;
+}
+
+FIRNI_INLINE void attend_weights(float scores[ATTEND_TILE], float max, float rescale, float sums[LANES])
+{
+    lanes sum = lanes_load(sums);
+    LANES_UNROLL
+    for (unsigned j = 0; j < ATTEND_VECTORS; j++) {
+        const lanes weight = lanes_exp(lanes_sub(lanes_load(scores + j * LANES), lanes_set(max)));
+        lanes_store(scores + j * LANES, weight);
+        sum = j == 0 ? lanes_fma(sum, lanes_set(rescale), weight) : lanes_add(sum, weight);
+    }
+    lanes_store(sums, sum);
+}
+
+/* Turns scores into weights and gives what the values so far are to be multiplied with; false when that is 1 for every
+ * pair. */
+static bool attend_softmax(attend_batch *batch, attend_group *group, float rescale[LANES])
+{
+    bool changed = false;
+    float differences[LANES] = {0};
+    for (uint32_t i = 0; i < group->n; i++) {
+        const uint32_t pair = group->first + i;
+        attend_scale(batch->task, group->weights[i]);
+        if (group->begin[i] != 0 || group->end[i] != ATTEND_TILE) {
+            attend_mask(group->weights[i], group->begin[i], group->end[i]);
+        }
+        const float max = attend_max(group->weights[i], batch->max[pair]);
+        differences[i] = batch->max[pair] - max;
+        changed = changed || differences[i] != 0.0f;
+        batch->max[pair] = max;
+    }
+    lanes_store(rescale, changed ? lanes_exp(lanes_load(differences)) : lanes_set(1.0f));
+    for (uint32_t i = 0; i < group->n; i++) {
+        const uint32_t pair = group->first + i;
+        attend_weights(group->weights[i], batch->max[pair], rescale[i], batch->sums[pair]);
+    }
+    return changed;
+}
+
+/* ---- 3. values ------------------------------------------------------------------------------------------------ */
+
+/* Adds tokens [begin, end) of the tile to the running values of pairs [i, i + n) of the group. */
+static void attend_values(attend_batch *batch, const attend_group *group, uint32_t i, uint32_t n, uint32_t begin,
+                          uint32_t end, const uint8_t *v_plane, uintptr_t v_ahead)
+{
+    if (begin >= end) {
+        return;
+    }
+    const firni_plain_geometry *geometry = batch->task->geometry;
+    const size_t element = firni_plain_element_bytes(geometry->dtype);
+    const uint32_t n_full = geometry->value_dim / LANES;
+    const unsigned widest = tile_width(n, LANES_ACCUMULATORS);
+    float *values = batch->values + (size_t)(group->first + i) * batch->value_stride;
+    const uint8_t *rows = v_plane + (size_t)begin * geometry->value_dim * element;
+    tile t = {
+        .b_row_bytes = geometry->value_dim * element,
+        .b_block_bytes = LANES * element,
+        .count = end - begin,
+        .ahead_block_bytes = LANES * element,
+        .c_stride = batch->value_stride,
+        .add = true,
+    };
+    for (uint32_t pair = 0; pair < n; pair++) {
+        t.a[pair] = group->weights[i + pair] + begin;
+    }
+    unsigned width = 0;
+    for (uint32_t j = 0; j < n_full; j += width) {
+        width = n_full - j >= widest ? widest : 1;
+        t.b = rows + j * LANES * element;
+        t.ahead = v_ahead + j * LANES * element * ATTEND_TILE;
+        t.ahead_row_bytes = width * LANES * element;
+        t.c = values + (size_t)j * LANES;
+        tile_multiply(geometry->dtype, n, width, &t);
+    }
+    if (geometry->value_dim % LANES != 0) {
+        t.b = rows + (size_t)n_full * LANES * element;
+        for (uint32_t pair = 0; pair < n; pair++) {
+            t.a[0] = group->weights[i + pair] + begin;
+            t.c = values + pair * (size_t)batch->value_stride + (size_t)n_full * LANES;
+            tile_multiply_narrow(geometry->dtype, geometry->value_dim % LANES, &t);
+        }
+    }
+}
+
+static void attend_group_values(attend_batch *batch, const attend_group *group, const uint8_t *v_plane,
+                                uintptr_t v_ahead)
+{
+    uint32_t begin = 0;
+    uint32_t end = ATTEND_TILE;
+    for (uint32_t i = 0; i < group->n; i++) {
+        begin = group->begin[i] > begin ? group->begin[i] : begin;
+        end = group->end[i] < end ? group->end[i] : end;
+    }
+    const bool common = begin < end;
+    for (uint32_t i = 0; i < group->n; i++) {
+        attend_values(batch, group, i, 1, group->begin[i], common ? begin : group->end[i], v_plane, (uintptr_t)v_plane);
+    }
+    if (common) {
+        attend_values(batch, group, 0, group->n, begin, end, v_plane, v_ahead);
+        for (uint32_t i = 0; i < group->n; i++) {
+            attend_values(batch, group, i, 1, end, group->end[i], v_plane, (uintptr_t)v_plane);
+        }
+    }
+}
+
+static void attend_rescale(attend_batch *batch, const attend_group *group, const float rescale[LANES])
+{
+    for (uint32_t i = 0; i < group->n; i++) {
+        float *values = batch->values + (size_t)(group->first + i) * batch->value_stride;
+        const lanes factor = lanes_set(rescale[i]);
+        for (uint32_t j = 0; j < batch->value_stride; j += LANES) {
+            lanes_store(values + j, lanes_mul(lanes_load(values + j), factor));
+        }
+    }
+}
+
+/* ---- the walk ------------------------------------------------------------------------------------------------- */
+
+/* The lanes of the tile that begins at position `first` that each pair of the group sees; false when none does. */
+static bool attend_group_ranges(const attend_batch *batch, attend_group *group, uint32_t first)
+{
+    bool any = false;
+    for (uint32_t i = 0; i < group->n; i++) {
+        const firni_visible visible = batch->visible[group->first + i];
+        const uint32_t begin = visible.begin > first ? visible.begin - first : 0;
+        const uint32_t seen = visible.end > first ? visible.end - first : 0;
+        const uint32_t end = seen < ATTEND_TILE ? seen : ATTEND_TILE;
+        group->begin[i] = begin < end ? begin : 0;
+        group->end[i] = begin < end ? end : 0;
+        any = any || begin < end;
+    }
+    return any;
+}
+
+static void attend_batch_start(attend_batch *batch, const firni_attend_task *task, uint32_t first_pair,
+                               uint32_t n_pairs)
+{
+    const firni_plain_geometry *geometry = task->geometry;
+    batch->task = task;
+    batch->n_pairs = n_pairs;
+    batch->value_stride = (geometry->value_dim + LANES - 1) / LANES * LANES;
+    for (uint32_t i = 0; i < n_pairs; i++) {
+        const uint32_t query = (first_pair + i) / task->group_size;
+        const uint32_t head = (first_pair + i) % task->group_size;
+        batch->q[i] = task->q + query * task->q_stride + (size_t)head * geometry->head_dim;
+        batch->out[i] = task->out + query * task->out_stride + (size_t)head * geometry->value_dim;
+        batch->visible[i] = firni_visible_tokens(task, query);
+        batch->max[i] = FIRNI_SCORE_LOWEST;
+    }
+    memset(batch->sums, 0, n_pairs * sizeof(batch->sums[0]));
+    memset(batch->values, 0, (size_t)n_pairs * batch->value_stride * sizeof(batch->values[0]));
+}
+
+static void attend_batch_tile(attend_batch *batch, uint32_t tile_index, uint32_t last_tile)
+{
+    const firni_attend_task *task = batch->task;
+    firn_block *const *block = task->blocks + (tile_index - task->first_block);
+    const firni_plain_planes planes =
+        firni_plain_planes_of(task->geometry, firn_block_data(block[0]), task->kv_head);
+    /* The next tile lies anywhere in memory. It is fetched while this one is used, each plane from its beginning to its
+     * end, since processors follow a sequential stream further than the requests that one core may have open. */
+    firni_plain_planes ahead = planes;
+    if (tile_index < last_tile && batch->n_pairs <= ATTEND_AHEAD_PAIRS_MAX) {
+        ahead = firni_plain_planes_of(task->geometry, firn_block_data(block[1]), task->kv_head);
+    }
+    attend_group group;
+    for (group.first = 0; group.first < batch->n_pairs; group.first += group.n) {
+        const uint32_t left = batch->n_pairs - group.first;
+        const uint32_t n_groups = (left + TILE_ROWS_MAX - 1) / TILE_ROWS_MAX;
+        group.n = left / n_groups;
+        if (!attend_group_ranges(batch, &group, tile_index * ATTEND_TILE)) {
+            continue;
+        }
+        float rescale[LANES];
+        attend_scores(batch, &group, planes.k, (uintptr_t)ahead.k);
+        if (attend_softmax(batch, &group, rescale)) {
+            attend_rescale(batch, &group, rescale);
+        }
+        attend_group_values(batch, &group, planes.v, (uintptr_t)ahead.v);
+    }
+}
+
+static void attend_batch_finish(attend_batch *batch, uint32_t first_pair)
+{
+    const firni_attend_task *task = batch->task;
+    for (uint32_t i = 0; i < batch->n_pairs; i++) {
+        float rescale = 1.0f;
+        float sum = lanes_fold_sum(lanes_load(batch->sums[i]));
+        if (task->sinks != NULL) {
+            const float sink = task->sinks[(first_pair + i) % task->group_size];
+            const float max = sink > batch->max[i] ? sink : batch->max[i];
+            const float differences[LANES] = {batch->max[i] - max, sink - max};
+            float factors[LANES];
+            lanes_store(factors, lanes_exp(lanes_load(differences)));
+            rescale = factors[0];
+            sum = fmaf(sum, rescale, factors[1]);
+        }
+        const lanes inverse = lanes_set(rescale / sum);
+        const float *values = batch->values + (size_t)i * batch->value_stride;
+        for (uint32_t j = 0; j < task->geometry->value_dim; j += LANES) {
+            const uint32_t left = task->geometry->value_dim - j;
+            const lanes value = lanes_mul(lanes_load(values + j), inverse);
+            if (left >= LANES) {
+                lanes_store(batch->out[i] + j, value);
+            } else {
+                lanes_store_n(batch->out[i] + j, value, left);
+            }
+        }
+    }
+}
+
+static void lanes_attend_plain(const firni_attend_task *task)
+{
+    firni_attend_task_check(task);
+    const uint32_t n_pairs = task->n_queries * task->group_size;
+    const uint32_t value_stride = (task->geometry->value_dim + LANES - 1) / LANES * LANES;
+    const uint32_t fitting = ATTEND_VALUES_MAX / value_stride;
+    const uint32_t batch_pairs = fitting < ATTEND_PAIRS_MAX ? fitting : ATTEND_PAIRS_MAX;
+    attend_batch batch;
+    for (uint32_t pair = 0; pair < n_pairs; pair += batch_pairs) {
+        attend_batch_start(&batch, task, pair, n_pairs - pair < batch_pairs ? n_pairs - pair : batch_pairs);
+        const uint32_t first_tile = batch.visible[0].begin / ATTEND_TILE;
+        const uint32_t last_tile = (batch.visible[batch.n_pairs - 1].end - 1) / ATTEND_TILE;
+        for (uint32_t i = first_tile; i <= last_tile; i++) {
+            attend_batch_tile(&batch, i, last_tile);
+        }
+        attend_batch_finish(&batch, pair);
+    }
+}
+
+#endif

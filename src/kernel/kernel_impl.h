@@ -1,0 +1,155 @@
+/*
+ * kernel: the arithmetic, one table of functions per instruction set.
+ *
+ * The scalar file is the definition. Every variant gives the same bits as the scalar reference, for every function, so
+ * state made on one processor continues on another: that is stronger than "never differs from itself", and it makes
+ * each kernel testable with memcmp. What makes this possible (docs/ARITHMETIC.md has the whole of it):
+ *
+ *   - one output is one chain: a matrix product sums over K in ascending order in one lane, with one rounding per
+ *     fused multiply-add (f32) or exact integers per group of 32 (q8_0), whatever the number of tokens or threads;
+ *   - a reduction over a vector is done in 16 virtual lanes (element i goes to lane i % 16, ascending), then folded
+ *     8+8, 4+4, 2+2, 1+1, whatever the width of a register;
+ *   - attention walks 64-token tiles aligned to absolute positions, oldest first, with an online softmax; lanes beyond
+ *     a query's own position are masked and cannot influence its bits;
+ *   - exp is one polynomial, the same operations everywhere; nothing is contracted or reassociated by the compiler.
+ *
+ * Integer weights (q8_0) are multiplied by activations quantised to 16 bits per group of 32, which costs the same as 8
+ * bits where there is no byte dot product and is some 250 times finer.
+ *
+ * Nothing here allocates, takes locks or knows rows, models or files.
+ */
+#ifndef FIRNI_KERNEL_IMPL_H
+#define FIRNI_KERNEL_IMPL_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "firn/array.h"
+#include "firn/workers.h"
+
+/* ---- packed matrices ----------------------------------------------------------------------------------------- */
+
+/* Weight element formats, in their GGUF meaning. */
+typedef enum firni_weight_type {
+    FIRNI_WEIGHT_F32 = 0,
+    FIRNI_WEIGHT_F16 = 1,
+    FIRNI_WEIGHT_BF16 = 2,
+    FIRNI_WEIGHT_Q8_0 = 3, /* groups of 32: f16 scale, 32 signed bytes */
+    FIRNI_WEIGHT_TYPES
+} firni_weight_type;
+
+const char *firni_weight_type_name(firni_weight_type type); /* "f32", "f16", "bf16", "q8_0" */
+/* Bytes of one row of n_cols elements as it lies in a GGUF file; 0 when n_cols does not fit the type's group. */
+size_t firni_weight_row_bytes(firni_weight_type type, uint32_t n_cols);
+/* Row-major elements as they lie in a GGUF file, as f32. */
+void firni_weight_row_to_f32(firni_weight_type type, const void *row, uint32_t n_cols, float *out);
+
+/* A matrix in the interleaved form that all variants read: panels of 16 output rows, lanes are rows, so that one token
+ * and a thousand take the same arithmetic path. The last panel is padded with zero rows. */
+typedef struct firni_matrix {
+    firni_weight_type type;
+    uint32_t n_rows; /* outputs */
+    uint32_t n_cols; /* inputs, K */
+    const uint8_t *panels;
+} firni_matrix;
+
+#define FIRNI_PANEL_ROWS 16u
+
+size_t firni_matrix_bytes(firni_weight_type type, uint32_t n_rows, uint32_t n_cols);
+/* Packs rows [first_panel * 16, ...) of a row-major source for panels [first_panel, first_panel + n_panels) into dst,
+ * which is the start of the whole packed matrix (64-byte aligned). */
+void firni_matrix_pack(firni_weight_type type, uint32_t n_rows, uint32_t n_cols, const void *src, uint8_t *dst,
+                       uint32_t first_panel, uint32_t n_panels);
+
+typedef struct firni_kernels firni_kernels;
+
+/* Scratch for one firni_matmul: activations in the form that the weight type wants. Bytes for up to n_tokens tokens. */
+size_t firni_matmul_scratch_bytes(uint32_t n_cols, uint32_t n_tokens);
+
+/* y[t][r] = sum over k of w[r][k] * x[t][k], for n_tokens tokens; x_stride and y_stride in floats. scratch is 64-byte
+ * aligned. Splits output rows over the workers. */
+void firni_matmul(const firni_kernels *kernels, firn_workers *workers, const firni_matrix *w, const float *x,
+                  size_t x_stride, float *y, size_t y_stride, uint32_t n_tokens, void *scratch);
+
+/* ---- attention over plain blocks ------------------------------------------------------------------------------ */
+
+/* A plain block, dtype elements:   K plane [n_kv_heads][head_dim][64]   keys dimension-major: lanes are tokens
+ *                                  V plane [n_kv_heads][64][value_dim]  values token-major
+ * The V plane starts at v_offset_bytes. Lanes at and beyond the stored count are undefined. */
+typedef struct firni_plain_geometry {
+    firn_dtype dtype; /* F32, F16 or BF16 */
+    uint32_t n_kv_heads;
+    uint32_t head_dim;
+    uint32_t value_dim;
+    uint32_t v_offset_bytes;
+} firni_plain_geometry;
+
+/* n_queries consecutive queries of one row for one KV group: all group_size query heads that read kv_head.
+ *   q:   query i, head g at q + i * q_stride + g * head_dim
+ *   out: likewise with out_stride and value_dim
+ * Query i has position first_position + i; blocks[b] covers tokens [64 * (first_block + b), ...). Queries see tokens
+ * [max(0, position - window + 1), position]; window 0 means all. */
+typedef struct firni_attend_task {
+    const firni_plain_geometry *geometry;
+    firn_block *const *blocks;
+    uint32_t first_block;
+    uint32_t kv_head;
+    uint32_t group_size;
+    uint32_t n_queries;
+    uint32_t first_position;
+    uint32_t window;
+    const float *q;
+    float *out;
+    size_t q_stride;
+    size_t out_stride;
+    float scale;
+    float softcap;      /* 0: none */
+    const float *sinks; /* NULL, or [group_size] */
+} firni_attend_task;
+
+#define FIRNI_HEAD_DIM_MAX 1024u
+
+/* ---- the table ------------------------------------------------------------------------------------------------ */
+
+struct firni_kernels {
+    const char *name; /* "scalar", "avx2", "avx512", "neon" */
+
+    /* Panels [panel_begin, panel_end) of y = w x; `acts` is what `prepare` made of x for this weight type. */
+    void (*matmul_panels)(const firni_matrix *w, const void *acts, float *y, size_t y_stride, uint32_t n_tokens,
+                          uint32_t panel_begin, uint32_t panel_end);
+    /* Activations of n_tokens tokens in the form matmul_panels reads (scratch layout is private to matmul.c). */
+    void (*prepare)(firni_weight_type type, const float *x, size_t x_stride, uint32_t n_cols, uint32_t token_begin,
+                    uint32_t token_end, uint32_t n_tokens, void *acts);
+
+    void (*attend_plain)(const firni_attend_task *task);
+    /* Converts and stores one token's keys and values of all heads into lane `lane` of a plain block.
+     *   k: [n_kv_heads, head_dim], v: [n_kv_heads, value_dim], both f32 */
+    void (*store_plain)(const firni_plain_geometry *geometry, uint8_t *block, uint32_t lane, const float *k,
+                        const float *v);
+
+    /* out[i] = x[i] / sqrt(mean(x^2) + eps) * weight[i]; in place allowed; weight NULL: ones */
+    void (*rms_norm)(float *out, const float *x, const float *weight, uint32_t n, float eps);
+    void (*add)(float *x, const float *y, uint32_t n);                       /* x += y */
+    /* out = silu(gate) * up; out may be gate */
+    void (*silu_mul)(float *out, const float *gate, const float *up, uint32_t n);
+    /* Rotates one vector of rot_dim elements. interleaved: pairs (2i, 2i+1), else (i, i + rot_dim/2).
+     * cos_sin: rot_dim/2 pairs {cos, sin}. */
+    void (*rope)(float *x, const float *cos_sin, uint32_t rot_dim, bool interleaved);
+    /* out[i] = exp(x[i] - max) and returns the sum, in 16 virtual lanes; for sampling and tests of exp. */
+    float (*exp_sum)(float *out, const float *x, uint32_t n, float max);
+    float (*max)(const float *x, uint32_t n);
+
+    void (*f32_to_f16)(uint16_t *out, const float *x, size_t n);
+    void (*f16_to_f32)(float *out, const uint16_t *x, size_t n);
+    void (*f32_to_bf16)(uint16_t *out, const float *x, size_t n); /* round to nearest even; NaN stays NaN */
+    void (*bf16_to_f32)(float *out, const uint16_t *x, size_t n);
+};
+
+/* The table for `name`, or for FIRN_KERNEL, or the best one of this processor, in this order of precedence. NULL with
+ * an error when the named variant is unknown, was not built, or the processor lacks it (UNSUPPORTED; the message lists
+ * the usable ones). Thread-safe; static storage. */
+const firni_kernels *firni_kernels_select(const char *name, firn_error *err);
+/* Usable variants on this processor: fills names (static strings), returns their number (at most 8). */
+uint32_t firni_kernels_list(const char *names[8]);
+
+#endif

@@ -1,0 +1,410 @@
+/*
+ * The scalar reference: this file is the definition of the arithmetic, in plain loops over one number at a time.
+ * docs/ARITHMETIC.md says the same in words. It shares no algorithm with the vector variants, which are tested against
+ * it bit by bit; it is the variant of processors that have no other.
+ *
+ * Sources: online softmax, Milakov and Gimelshein (arXiv 1805.02867) in tiles as in FlashAttention (arXiv 2205.14135);
+ * exp by Cody-Waite reduction.
+ */
+#include <assert.h>
+#include <math.h>
+#include <string.h>
+
+#include "kernel/numbers.h"
+#include "kernel/packed.h"
+#include "kernel/variants_impl.h"
+
+enum { LANES = 16, TILE = FIRN_BLOCK_TOKENS };
+
+/* ---- exp, tanh, reductions ------------------------------------------------------------------------------------ */
+
+static float scalar_exp(float x)
+{
+    if (x < FIRNI_EXP_LOW) {
+        return 0.0f;
+    }
+    if (x > FIRNI_EXP_HIGH) {
+        return INFINITY;
+    }
+    const float shifted = fmaf(x, FIRNI_EXP_LOG2E, FIRNI_EXP_MAGIC); /* n, rounded once, in its low bits */
+    const float n = shifted - FIRNI_EXP_MAGIC;
+    const float r = fmaf(n, -FIRNI_EXP_LN2_LOW, fmaf(n, -FIRNI_EXP_LN2_HIGH, x));
+    float p = fmaf(FIRNI_EXP_C6, r, FIRNI_EXP_C5);
+    p = fmaf(p, r, FIRNI_EXP_C4);
+    p = fmaf(p, r, FIRNI_EXP_C3);
+    p = fmaf(p, r, FIRNI_EXP_C2);
+    p = fmaf(p, r, 1.0f);
+    p = fmaf(p, r, 1.0f);
+    const float power = firni_f32_from_bits((firni_f32_bits(shifted) << 23) + 0x3f800000u); /* 2^n */
+    return p * power;
+}
+
+static float scalar_tanh(float x)
+{
+    const float z = x * x;
+    if (z < FIRNI_TANH_SQUARE_MAX) {
+        float p = fmaf(FIRNI_TANH_C4, z, FIRNI_TANH_C3);
+        p = fmaf(p, z, FIRNI_TANH_C2);
+        p = fmaf(p, z, FIRNI_TANH_C1);
+        p = fmaf(p, z, FIRNI_TANH_C0);
+        return fmaf(x * z, p, x);
+    }
+    return 1.0f - 2.0f / (scalar_exp(x + x) + 1.0f);
+}
+
+static float larger(float a, float b) { return a > b ? a : b; } /* b when either is NaN */
+
+static float fold_sum(float lanes[LANES])
+{
+    for (unsigned half = LANES / 2; half > 0; half /= 2) {
+        for (unsigned i = 0; i < half; i++) {
+            lanes[i] += lanes[i + half];
+        }
+    }
+    return lanes[0];
+}
+
+static float scalar_max(const float *x, uint32_t n)
+{
+    float lanes[LANES];
+    for (unsigned i = 0; i < LANES; i++) {
+        lanes[i] = -INFINITY;
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        lanes[i % LANES] = larger(x[i], lanes[i % LANES]);
+    }
+    for (unsigned half = LANES / 2; half > 0; half /= 2) {
+        for (unsigned i = 0; i < half; i++) {
+            lanes[i] = larger(lanes[i], lanes[i + half]);
+        }
+    }
+    return lanes[0];
+}
+
+static float scalar_exp_sum(float *out, const float *x, uint32_t n, float max)
+{
+    float lanes[LANES] = {0};
+    for (uint32_t i = 0; i < n; i++) {
+        out[i] = scalar_exp(x[i] - max);
+        lanes[i % LANES] += out[i];
+    }
+    return fold_sum(lanes);
+}
+
+/* ---- vectors -------------------------------------------------------------------------------------------------- */
+
+static void scalar_rms_norm(float *out, const float *x, const float *weight, uint32_t n, float eps)
+{
+    float lanes[LANES] = {0};
+    for (uint32_t i = 0; i < n; i++) {
+        lanes[i % LANES] = fmaf(x[i], x[i], lanes[i % LANES]);
+    }
+    const float scale = 1.0f / sqrtf(fold_sum(lanes) / (float)n + eps);
+    for (uint32_t i = 0; i < n; i++) {
+        const float normed = x[i] * scale;
+        out[i] = weight != NULL ? normed * weight[i] : normed;
+    }
+}
+
+static void scalar_add(float *x, const float *y, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        x[i] += y[i];
+    }
+}
+
+static void scalar_silu_mul(float *out, const float *gate, const float *up, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        out[i] = gate[i] / (1.0f + scalar_exp(-gate[i])) * up[i];
+    }
+}
+
+static void scalar_rope(float *x, const float *cos_sin, uint32_t rot_dim, bool interleaved)
+{
+    const uint32_t n_pairs = rot_dim / 2;
+    for (uint32_t i = 0; i < n_pairs; i++) {
+        float *first = interleaved ? &x[2 * i] : &x[i];
+        float *second = interleaved ? &x[2 * i + 1] : &x[i + n_pairs];
+        const float cosine = cos_sin[2 * i];
+        const float sine = cos_sin[2 * i + 1];
+        const float a = *first;
+        const float b = *second;
+        *first = fmaf(a, cosine, -(b * sine));
+        *second = fmaf(a, sine, b * cosine);
+    }
+}
+
+static void scalar_f32_to_f16(uint16_t *out, const float *x, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        out[i] = firni_f16_from_f32(x[i]);
+    }
+}
+
+static void scalar_f16_to_f32(float *out, const uint16_t *x, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        out[i] = firni_f16_to_f32(x[i]);
+    }
+}
+
+static void scalar_f32_to_bf16(uint16_t *out, const float *x, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        out[i] = firni_bf16_from_f32(x[i]);
+    }
+}
+
+static void scalar_bf16_to_f32(float *out, const uint16_t *x, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        out[i] = firni_bf16_to_f32(x[i]);
+    }
+}
+
+/* ---- matrix product ------------------------------------------------------------------------------------------- */
+
+static float load_element(firn_dtype dtype, const uint8_t *plane, size_t index)
+{
+    float x;
+    uint16_t half;
+    switch (dtype) {
+    case FIRN_DTYPE_F16:
+        memcpy(&half, plane + index * 2, sizeof(half));
+        return firni_f16_to_f32(half);
+    case FIRN_DTYPE_BF16:
+        memcpy(&half, plane + index * 2, sizeof(half));
+        return firni_bf16_to_f32(half);
+    default:
+        memcpy(&x, plane + index * 4, sizeof(x));
+        return x;
+    }
+}
+
+/* One group of 32: a scale and integers in [-32767, 32767]. A group that holds a NaN or an infinity gets the scale
+ * NaN, so that it cannot pass for numbers. */
+static float quantise_group(const float *x, int16_t *values)
+{
+    uint32_t bits_max = 0;
+    for (uint32_t k = 0; k < FIRNI_GROUP; k++) {
+        const uint32_t bits = firni_f32_bits(x[k]) & 0x7fffffffu;
+        bits_max = bits > bits_max ? bits : bits_max;
+    }
+    const float magnitude = firni_f32_from_bits(bits_max);
+    if (!(magnitude >= FIRNI_ACTIVATION_TINY && magnitude < INFINITY)) {
+        memset(values, 0, FIRNI_GROUP * sizeof(values[0]));
+        return magnitude < FIRNI_ACTIVATION_TINY ? 0.0f : NAN;
+    }
+    const float inverse = FIRNI_ACTIVATION_MAX / magnitude;
+    for (uint32_t k = 0; k < FIRNI_GROUP; k++) {
+        values[k] = (int16_t)lrintf(x[k] * inverse);
+    }
+    return magnitude / FIRNI_ACTIVATION_MAX;
+}
+
+static void scalar_prepare(firni_weight_type type, const float *x, size_t x_stride, uint32_t n_cols,
+                           uint32_t token_begin, uint32_t token_end, uint32_t n_tokens, void *acts)
+{
+    if (type != FIRNI_WEIGHT_Q8_0) {
+        for (uint32_t t = token_begin; t < token_end; t++) {
+            memcpy((float *)acts + (size_t)t * n_cols, x + t * x_stride, n_cols * sizeof(float));
+        }
+        return;
+    }
+    int16_t *values = acts;
+    void *scales_start = values + (size_t)n_tokens * n_cols;
+    float *scales = scales_start;
+    for (uint32_t t = token_begin; t < token_end; t++) {
+        for (uint32_t k = 0; k < n_cols; k += FIRNI_GROUP) {
+            const size_t at = (size_t)t * n_cols + k;
+            scales[at / FIRNI_GROUP] = quantise_group(x + t * x_stride + k, values + at);
+        }
+    }
+}
+
+static void multiply_float_panel(const firni_matrix *w, const uint8_t *panel, const float *x, float y[LANES])
+{
+    const firn_dtype dtype = firni_weight_dtype(w->type);
+    memset(y, 0, LANES * sizeof(y[0]));
+    for (uint32_t k = 0; k < w->n_cols; k++) {
+        for (unsigned lane = 0; lane < LANES; lane++) {
+            y[lane] = fmaf(x[k], load_element(dtype, panel, (size_t)k * LANES + lane), y[lane]);
+        }
+    }
+}
+
+static void multiply_q8_panel(uint32_t n_groups, const firni_q8_group *groups, const int16_t *values,
+                              const float *scales, float y[LANES])
+{
+    memset(y, 0, LANES * sizeof(y[0]));
+    for (uint32_t g = 0; g < n_groups; g++) {
+        int32_t sums[LANES] = {0}; /* at most 32 * 128 * 32767 in magnitude: exact */
+        for (uint32_t k = 0; k < FIRNI_GROUP; k++) {
+            for (unsigned lane = 0; lane < LANES; lane++) {
+                sums[lane] += groups[g].pairs[k / 2][lane][k % 2] * values[g * FIRNI_GROUP + k];
+            }
+        }
+        for (unsigned lane = 0; lane < LANES; lane++) {
+            const float scale = firni_f16_to_f32(groups[g].scales[lane]) * scales[g];
+            y[lane] = fmaf(scale, (float)sums[lane], y[lane]);
+        }
+    }
+}
+
+static void scalar_matmul_panels(const firni_matrix *w, const void *acts, float *y, size_t y_stride, uint32_t n_tokens,
+                                 uint32_t panel_begin, uint32_t panel_end)
+{
+    const firni_q8_acts q8 = firni_q8_acts_view(acts, w->n_cols, n_tokens);
+    const uint32_t n_groups = w->n_cols / FIRNI_GROUP;
+    for (uint32_t p = panel_begin; p < panel_end; p++) {
+        const void *panel = w->panels + p * firni_panel_bytes(w->type, w->n_cols);
+        const uint32_t first_row = p * FIRNI_PANEL_ROWS;
+        const uint32_t n_rows = w->n_rows - first_row < LANES ? w->n_rows - first_row : LANES;
+        for (uint32_t t = 0; t < n_tokens; t++) {
+            float sums[LANES];
+            if (w->type == FIRNI_WEIGHT_Q8_0) {
+                multiply_q8_panel(n_groups, panel, q8.values + (size_t)t * w->n_cols, q8.scales + (size_t)t * n_groups,
+                                  sums);
+            } else {
+                multiply_float_panel(w, panel, (const float *)acts + (size_t)t * w->n_cols, sums);
+            }
+            memcpy(y + t * y_stride + first_row, sums, n_rows * sizeof(float));
+        }
+    }
+}
+
+/* ---- attention ------------------------------------------------------------------------------------------------ */
+
+/* The state of one query head while it walks its tiles. */
+typedef struct walk {
+    float max;
+    float sums[LANES];
+    float values[FIRNI_HEAD_DIM_MAX];
+} walk;
+
+static float score_of(const firni_attend_task *task, const float *q, const uint8_t *k_plane, uint32_t lane)
+{
+    const firni_plain_geometry *geometry = task->geometry;
+    float score = 0.0f;
+    for (uint32_t d = 0; d < geometry->head_dim; d++) {
+        score = fmaf(q[d], load_element(geometry->dtype, k_plane, (size_t)d * TILE + lane), score);
+    }
+    score *= task->scale;
+    return task->softcap == 0.0f ? score : task->softcap * scalar_tanh(score * (1.0f / task->softcap));
+}
+
+/* Adds tokens [begin, end) of one tile. */
+static void walk_tile(walk *state, const firni_attend_task *task, const float *q, const uint8_t *block, uint32_t begin,
+                      uint32_t end)
+{
+    const firni_plain_geometry *geometry = task->geometry;
+    const firni_plain_planes planes = firni_plain_planes_of(geometry, block, task->kv_head);
+    float weights[TILE] = {0};
+    float max = state->max;
+    for (uint32_t t = begin; t < end; t++) {
+        weights[t] = score_of(task, q, planes.k, t);
+        max = larger(weights[t], max);
+    }
+    const float rescale = scalar_exp(state->max - max);
+    state->max = max;
+    for (uint32_t t = begin; t < end; t++) {
+        weights[t] = scalar_exp(weights[t] - max);
+    }
+    for (unsigned lane = 0; lane < LANES; lane++) {
+        float sum = fmaf(state->sums[lane], rescale, weights[lane]);
+        for (unsigned t = lane + LANES; t < TILE; t += LANES) {
+            sum += weights[t];
+        }
+        state->sums[lane] = sum;
+    }
+    for (uint32_t j = 0; j < geometry->value_dim; j++) {
+        float value = state->values[j] * rescale;
+        for (uint32_t t = begin; t < end; t++) {
+            const float v = load_element(geometry->dtype, planes.v, (size_t)t * geometry->value_dim + j);
+            value = fmaf(weights[t], v, value);
+        }
+        state->values[j] = value;
+    }
+}
+
+static void attend_query_head(const firni_attend_task *task, uint32_t query, uint32_t head)
+{
+    const firni_visible visible = firni_visible_tokens(task, query);
+    const float *q = task->q + query * task->q_stride + (size_t)head * task->geometry->head_dim;
+    float *out = task->out + query * task->out_stride + (size_t)head * task->geometry->value_dim;
+
+    walk state = {.max = FIRNI_SCORE_LOWEST};
+    for (uint32_t tile = visible.begin / TILE; tile <= (visible.end - 1) / TILE; tile++) {
+        const uint32_t first = tile * TILE;
+        const uint32_t begin = visible.begin > first ? visible.begin - first : 0;
+        const uint32_t end = visible.end - first < TILE ? visible.end - first : TILE;
+        walk_tile(&state, task, q, firn_block_data(task->blocks[tile - task->first_block]), begin, end);
+    }
+    float rescale = 1.0f;
+    float sum = fold_sum(state.sums);
+    if (task->sinks != NULL) {
+        const float max = larger(task->sinks[head], state.max);
+        rescale = scalar_exp(state.max - max);
+        sum = fmaf(sum, rescale, scalar_exp(task->sinks[head] - max));
+    }
+    const float inverse = rescale / sum;
+    for (uint32_t j = 0; j < task->geometry->value_dim; j++) {
+        out[j] = state.values[j] * inverse;
+    }
+}
+
+static void scalar_attend_plain(const firni_attend_task *task)
+{
+    firni_attend_task_check(task);
+    for (uint32_t query = 0; query < task->n_queries; query++) {
+        for (uint32_t head = 0; head < task->group_size; head++) {
+            attend_query_head(task, query, head);
+        }
+    }
+}
+
+static void store_element(firn_dtype dtype, uint8_t *plane, size_t index, float x)
+{
+    const uint16_t half = dtype == FIRN_DTYPE_F16 ? firni_f16_from_f32(x) : firni_bf16_from_f32(x);
+    if (dtype == FIRN_DTYPE_F32) {
+        memcpy(plane + index * 4, &x, sizeof(x));
+    } else {
+        memcpy(plane + index * 2, &half, sizeof(half));
+    }
+}
+
+static void scalar_store_plain(const firni_plain_geometry *geometry, uint8_t *block, uint32_t lane, const float *k,
+                               const float *v)
+{
+    assert(lane < TILE);
+    uint8_t *v_plane = block + geometry->v_offset_bytes;
+    for (uint32_t h = 0; h < geometry->n_kv_heads; h++) {
+        for (uint32_t d = 0; d < geometry->head_dim; d++) {
+            const size_t row = (size_t)h * geometry->head_dim + d;
+            store_element(geometry->dtype, block, row * TILE + lane, k[row]);
+        }
+        for (uint32_t j = 0; j < geometry->value_dim; j++) {
+            const size_t at = ((size_t)h * TILE + lane) * geometry->value_dim + j;
+            store_element(geometry->dtype, v_plane, at, v[(size_t)h * geometry->value_dim + j]);
+        }
+    }
+}
+
+const firni_kernels firni_kernels_scalar = {
+    .name = "scalar",
+    .matmul_panels = scalar_matmul_panels,
+    .prepare = scalar_prepare,
+    .attend_plain = scalar_attend_plain,
+    .store_plain = scalar_store_plain,
+    .rms_norm = scalar_rms_norm,
+    .add = scalar_add,
+    .silu_mul = scalar_silu_mul,
+    .rope = scalar_rope,
+    .exp_sum = scalar_exp_sum,
+    .max = scalar_max,
+    .f32_to_f16 = scalar_f32_to_f16,
+    .f16_to_f32 = scalar_f16_to_f32,
+    .f32_to_bf16 = scalar_f32_to_bf16,
+    .bf16_to_f32 = scalar_bf16_to_f32,
+};

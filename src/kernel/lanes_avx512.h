@@ -1,0 +1,99 @@
+/*
+ * lanes for AVX-512 F, BW, VL, DQ and VNNI: a vector of 16 floats is one register. kernel/lanes_impl.h says what each
+ * operation means.
+ */
+#ifndef FIRNI_LANES_AVX512_H
+#define FIRNI_LANES_AVX512_H
+
+#include <stdint.h>
+
+#include "base/compiler.h"
+#include "kernel/lanes_x86.h"
+
+#define LANES_NAME "avx512"
+
+/* 32 registers: 24 accumulators; for integers 12, since each has its float chain beside it. */
+enum { LANES_ACCUMULATORS = 24, LANES_DOT_ACCUMULATORS = 12 };
+
+typedef __m512 lanes;
+typedef __m512i lanes_int;
+typedef __m512i lanes_weights;
+typedef __m512i lanes_acts;
+
+FIRNI_INLINE lanes lanes_set(float x) { return _mm512_set1_ps(x); }
+FIRNI_INLINE lanes lanes_load(const float *p) { return _mm512_loadu_ps(p); }
+FIRNI_INLINE void lanes_store(float *p, lanes a) { _mm512_storeu_ps(p, a); }
+
+FIRNI_INLINE __m256i load_256(const void *p) { return _mm256_loadu_si256(p); }
+
+FIRNI_INLINE lanes lanes_load_f16(const uint16_t *p) { return _mm512_cvtph_ps(load_256(p)); }
+
+FIRNI_INLINE lanes lanes_load_bf16(const uint16_t *p)
+{
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load_256(p)), 16));
+}
+
+FIRNI_INLINE void lanes_store_f16(uint16_t *p, lanes a)
+{
+    const __m256i half = _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    memcpy(p, &half, sizeof(half));
+}
+
+FIRNI_INLINE lanes lanes_add(lanes a, lanes b) { return _mm512_add_ps(a, b); }
+FIRNI_INLINE lanes lanes_sub(lanes a, lanes b) { return _mm512_sub_ps(a, b); }
+FIRNI_INLINE lanes lanes_mul(lanes a, lanes b) { return _mm512_mul_ps(a, b); }
+FIRNI_INLINE lanes lanes_div(lanes a, lanes b) { return _mm512_div_ps(a, b); }
+FIRNI_INLINE lanes lanes_fma(lanes a, lanes b, lanes c) { return _mm512_fmadd_ps(a, b, c); }
+FIRNI_INLINE lanes lanes_larger(lanes a, lanes b) { return _mm512_max_ps(a, b); }
+
+FIRNI_INLINE lanes lanes_select_less(lanes a, lanes b, lanes yes, lanes no)
+{
+    return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), no, yes);
+}
+
+FIRNI_INLINE lanes lanes_power(lanes shifted)
+{
+    const __m512i exponent = _mm512_slli_epi32(_mm512_castps_si512(shifted), 23);
+    return _mm512_castsi512_ps(_mm512_add_epi32(exponent, _mm512_set1_epi32(0x3f800000)));
+}
+
+FIRNI_INLINE __m256 upper_half(lanes a)
+{
+    return _mm256_castsi256_ps(_mm512_extracti64x4_epi64(_mm512_castps_si512(a), 1));
+}
+
+FIRNI_INLINE float lanes_fold_sum(lanes a)
+{
+    return fold_sum_256(_mm256_add_ps(_mm512_castps512_ps256(a), upper_half(a)));
+}
+
+FIRNI_INLINE float lanes_fold_larger(lanes a)
+{
+    return fold_larger_256(_mm256_max_ps(_mm512_castps512_ps256(a), upper_half(a)));
+}
+
+FIRNI_INLINE lanes_int lanes_int_zero(void) { return _mm512_setzero_si512(); }
+FIRNI_INLINE lanes lanes_int_to_float(lanes_int a) { return _mm512_cvtepi32_ps(a); }
+FIRNI_INLINE lanes_weights lanes_load_weights(const int8_t *p) { return _mm512_cvtepi8_epi16(load_256(p)); }
+FIRNI_INLINE lanes_acts lanes_load_acts(const int16_t *p) { return _mm512_set1_epi32(load_pair(p)); }
+
+FIRNI_INLINE lanes_int lanes_dot(lanes_int sum, lanes_weights w, lanes_acts x)
+{
+    return _mm512_dpwssd_epi32(sum, w, x);
+}
+
+FIRNI_INLINE uint32_t lanes_magnitude_bits(lanes a, lanes b)
+{
+    const __m512i mask = _mm512_set1_epi32(0x7fffffff);
+    const __m512i larger = _mm512_max_epi32(_mm512_and_si512(_mm512_castps_si512(a), mask),
+                                            _mm512_and_si512(_mm512_castps_si512(b), mask));
+    return fold_max_u31_256(_mm256_max_epi32(_mm512_castsi512_si256(larger), _mm512_extracti64x4_epi64(larger, 1)));
+}
+
+FIRNI_INLINE void lanes_store_i16(int16_t *p, lanes a)
+{
+    const __m256i narrow = _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(a));
+    memcpy(p, &narrow, sizeof(narrow));
+}
+
+#endif

@@ -1,0 +1,110 @@
+/*
+ * lanes: the vector of 16 floats that the algorithms of all instruction sets are written over.
+ *
+ * A variant's file includes its own lanes_<isa>.h first, which defines the types and operations listed here, and then
+ * the algorithm headers (tile_impl.h, matmul_impl.h, attend_impl.h, vector_impl.h). So there is one text of each
+ * algorithm, and what differs between instruction sets is one page of short functions each. 16 is the width of the
+ * widest register; narrower sets use two or four. Since no operation mixes lanes except the folds, whose order is
+ * fixed, all of them give the same bits.
+ *
+ *   types    lanes (16 f32), lanes_int (16 i32), lanes_weights (16 pairs of i16), lanes_acts (one pair of i16)
+ *   limits   LANES_ACCUMULATORS, LANES_DOT_ACCUMULATORS: vectors of 16 that one register tile may hold
+ *
+ *   lanes_set(x)                      all lanes x
+ *   lanes_load(p), lanes_store(p, a)  16 floats, any alignment
+ *   lanes_load_f16(p), lanes_load_bf16(p), lanes_store_f16(p, a)
+ *   lanes_add, _sub, _mul, _div(a, b) one rounding each
+ *   lanes_fma(a, b, c)                a * b + c with one rounding
+ *   lanes_larger(a, b)                a > b ? a : b
+ *   lanes_select_less(a, b, yes, no)  a < b ? yes : no; false when either is NaN
+ *   lanes_power(shifted)              (bits << 23) + bits of 1.0f: 2^n from n + FIRNI_EXP_MAGIC
+ *   lanes_fold_sum, _fold_larger(a)   8 + 8, 4 + 4, 2 + 2, 1 + 1
+ *   lanes_int_zero(), lanes_int_to_float(a)
+ *   lanes_load_weights(p)             32 signed bytes: pairs of 16 rows
+ *   lanes_load_acts(p)                two i16
+ *   lanes_dot(sum, w, x)              sum + w[0] * x[0] + w[1] * x[1] in i32, exact
+ *   lanes_magnitude_bits(a, b)        the largest bit pattern of |a| and |b|, as unsigned integers
+ *   lanes_store_i16(p, a)             round to nearest even; the values fit
+ */
+#ifndef FIRNI_LANES_IMPL_H
+#define FIRNI_LANES_IMPL_H
+
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "firn/array.h"
+#include "kernel/numbers.h"
+
+enum { LANES = 16 };
+
+/* Loops of a constant few turns over arrays of vectors: only when unrolled do the arrays become registers. GCC keeps
+ * more of them there when a longer inner loop is unrolled a little too, clang when it is not. */
+#if defined(__clang__)
+#define LANES_UNROLL _Pragma("clang loop unroll(full)")
+#define LANES_UNROLL_LONG _Pragma("clang loop unroll(disable)")
+#else
+#define LANES_UNROLL _Pragma("GCC unroll 8")
+#define LANES_UNROLL_LONG _Pragma("GCC unroll 4")
+#endif
+
+/* The last n < 16 elements of an array; the other lanes are zero, and not stored. */
+FIRNI_INLINE lanes lanes_load_n(const float *p, size_t n)
+{
+    float buffer[LANES] = {0};
+    memcpy(buffer, p, n * sizeof(buffer[0]));
+    return lanes_load(buffer);
+}
+
+FIRNI_INLINE void lanes_store_n(float *p, lanes a, size_t n)
+{
+    float buffer[LANES];
+    lanes_store(buffer, a);
+    memcpy(p, buffer, n * sizeof(buffer[0]));
+}
+
+/* 16 elements of a plane or panel; `dtype` is a constant where this is inlined. */
+FIRNI_INLINE lanes lanes_load_as(firn_dtype dtype, const uint8_t *p)
+{
+    const void *at = p;
+    switch (dtype) {
+    case FIRN_DTYPE_F16: return lanes_load_f16(at);
+    case FIRN_DTYPE_BF16: return lanes_load_bf16(at);
+    default: return lanes_load(at);
+    }
+}
+
+FIRNI_INLINE lanes lanes_exp(lanes x)
+{
+    const lanes magic = lanes_set(FIRNI_EXP_MAGIC);
+    const lanes one = lanes_set(1.0f);
+    const lanes shifted = lanes_fma(x, lanes_set(FIRNI_EXP_LOG2E), magic);
+    const lanes n = lanes_sub(shifted, magic);
+    lanes r = lanes_fma(n, lanes_set(-FIRNI_EXP_LN2_HIGH), x);
+    r = lanes_fma(n, lanes_set(-FIRNI_EXP_LN2_LOW), r);
+    lanes p = lanes_fma(lanes_set(FIRNI_EXP_C6), r, lanes_set(FIRNI_EXP_C5));
+    p = lanes_fma(p, r, lanes_set(FIRNI_EXP_C4));
+    p = lanes_fma(p, r, lanes_set(FIRNI_EXP_C3));
+    p = lanes_fma(p, r, lanes_set(FIRNI_EXP_C2));
+    p = lanes_fma(p, r, one);
+    p = lanes_fma(p, r, one);
+    p = lanes_mul(p, lanes_power(shifted));
+    p = lanes_select_less(x, lanes_set(FIRNI_EXP_LOW), lanes_set(0.0f), p);
+    return lanes_select_less(lanes_set(FIRNI_EXP_HIGH), x, lanes_set(INFINITY), p);
+}
+
+FIRNI_INLINE lanes lanes_tanh(lanes x)
+{
+    const lanes one = lanes_set(1.0f);
+    const lanes z = lanes_mul(x, x);
+    lanes p = lanes_fma(lanes_set(FIRNI_TANH_C4), z, lanes_set(FIRNI_TANH_C3));
+    p = lanes_fma(p, z, lanes_set(FIRNI_TANH_C2));
+    p = lanes_fma(p, z, lanes_set(FIRNI_TANH_C1));
+    p = lanes_fma(p, z, lanes_set(FIRNI_TANH_C0));
+    const lanes near_zero = lanes_fma(lanes_mul(x, z), p, x);
+    const lanes far = lanes_sub(one, lanes_div(lanes_set(2.0f), lanes_add(lanes_exp(lanes_add(x, x)), one)));
+    return lanes_select_less(z, lanes_set(FIRNI_TANH_SQUARE_MAX), near_zero, far);
+}
+
+#endif
