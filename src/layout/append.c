@@ -1,0 +1,95 @@
+/*
+ * The dispatcher, third part: the token loop. Bounds, strides and counts are checked here; storing and reading elements
+ * is the layout's.
+ *
+ * An append is two steps so that a step of the whole model can be refused as a whole: the engine reserves in all layers
+ * first, where memory may run out, and appends afterwards, where nothing can. Whoever does not reserve pays nothing for
+ * it: append does. Beyond reserve nothing here allocates.
+ */
+#include "base/base_impl.h"
+#include "layout/layout_impl.h"
+
+/* Bounds every stride that is computed here: 65536 heads of 1024 elements fit in 32 bits. */
+#define N_HEADS_MAX 65535u
+
+/* Sums for the asserts: 64 bits, since rows are bounded but their number is not. */
+static uint64_t total_tokens(const firn_cache *cache)
+{
+    uint64_t n_tokens = 0;
+    for (uint32_t r = 0; r < firn_cache_batch_size(cache); r++) {
+        n_tokens += firn_cache_row_tokens(cache, r);
+    }
+    return n_tokens;
+}
+
+static uint64_t total_counts(const firn_cache *cache, const uint32_t *counts)
+{
+    uint64_t n_tokens = 0;
+    for (uint32_t r = 0; r < firn_cache_batch_size(cache); r++) {
+        n_tokens += counts[r];
+    }
+    return n_tokens;
+}
+
+firn_status firn_cache_reserve(firn_cache *cache, const uint32_t *counts, firn_error *err)
+{
+    /* Compared by subtraction: counts come from the caller and may be anything. */
+    const uint32_t n_layout_max = firn_cache_max_tokens(cache);
+    const uint32_t n_max = n_layout_max < FIRNI_ROW_TOKENS_MAX ? n_layout_max : FIRNI_ROW_TOKENS_MAX;
+    for (uint32_t r = 0; r < firn_cache_batch_size(cache); r++) {
+        const uint32_t n_tokens = firn_cache_row_tokens(cache, r);
+        if (counts[r] > n_max - n_tokens) {
+            return firni_fail(err, FIRN_ERR_CAPACITY, "row %u has %u tokens; %u more exceed its bound of %u", r,
+                              n_tokens, counts[r], n_max);
+        }
+    }
+    return cache->ops->reserve(cache, counts, err);
+}
+
+firn_status firn_cache_append(firn_cache *cache, const firn_append_input *input, const uint32_t *counts,
+                              firn_workers *workers, firn_error *err)
+{
+    /* Always: between a reserve and this append a tail may have been shared. It costs a look at each row. */
+    const firn_status status = firn_cache_reserve(cache, counts, err);
+    if (status != FIRN_OK) {
+        return status;
+    }
+    const uint64_t n_after = total_tokens(cache) + total_counts(cache, counts);
+    firn_append_input dense = *input;
+    const uint32_t k_floats = cache->options.n_kv_heads * cache->options.head_dim;
+    const uint32_t v_floats = cache->options.n_kv_heads * cache->options.value_dim;
+    dense.k_stride = input->k_stride != 0 ? input->k_stride : k_floats;
+    dense.v_stride = input->v_stride != 0 ? input->v_stride : v_floats;
+    /* A smaller stride would let tokens overlap, which no caller can mean. */
+    assert(dense.k_stride >= k_floats && dense.v_stride >= v_floats);
+    cache->ops->append(cache, &dense, counts, workers);
+    assert(total_tokens(cache) == n_after);
+    (void)n_after;
+    return FIRN_OK;
+}
+
+firn_status firn_cache_attend(const firn_cache *cache, const firn_attend_input *input, const uint32_t *counts,
+                              firn_workers *workers, firn_error *err)
+{
+    const firn_cache_options *options = &cache->options;
+    /* Grouped queries: each KV head serves the same number of query heads. */
+    if (input->n_heads == 0 || input->n_heads > N_HEADS_MAX || input->n_heads % options->n_kv_heads != 0) {
+        return firni_fail(err, FIRN_ERR_INVALID, "%u query heads over %u key/value heads: a multiple is needed",
+                          input->n_heads, options->n_kv_heads);
+    }
+    for (uint32_t r = 0; r < firn_cache_batch_size(cache); r++) {
+        /* A query sees itself, so it must have been appended before. */
+        if (counts[r] > firn_cache_row_tokens(cache, r)) {
+            return firni_fail(err, FIRN_ERR_INVALID, "%u queries for row %u, which holds %u tokens", counts[r], r,
+                              firn_cache_row_tokens(cache, r));
+        }
+    }
+    firn_attend_input dense = *input;
+    const uint32_t q_floats = input->n_heads * options->head_dim;
+    const uint32_t out_floats = input->n_heads * options->value_dim;
+    dense.q_stride = input->q_stride != 0 ? input->q_stride : q_floats;
+    dense.out_stride = input->out_stride != 0 ? input->out_stride : out_floats;
+    assert(dense.q_stride >= q_floats && dense.out_stride >= out_floats);
+    cache->ops->attend(cache, &dense, counts, workers);
+    return FIRN_OK;
+}

@@ -1,0 +1,222 @@
+/*
+ * layout: storage families behind one table of functions.
+ *
+ *      firn_cache_*  (cache.c, batch.c, append.c, round.c, donor.c)     checks once what is common to all layouts
+ *           |
+ *           v   cache->ops
+ *      firni_layout  { .signature = "kv:plain", ... }                   one const table per layout, one file per family
+ *           |
+ *           v
+ *      firni_rows_*  (rows.c)                                           ragged rows of blocks, shared by block families
+ *
+ * A cache is an instance struct of the layout's own size that begins with firn_cache, which begins with the table
+ * pointer. The dispatcher has checked arguments, bounds, rounds and compatibility before it calls the table, so the
+ * functions of a layout only do their work; those that return void cannot fail. The dispatcher asserts what they
+ * promise. Members marked optional may be NULL, with the stated effect.
+ *
+ * Whatever can fail in a layout does so before its first visible change.
+ */
+#ifndef FIRNI_LAYOUT_IMPL_H
+#define FIRNI_LAYOUT_IMPL_H
+
+#include <assert.h>
+#include <stddef.h>
+
+#include "base/compiler.h"
+#include "firn/cache.h"
+#include "kernel/kernel_impl.h"
+
+/* The context bound of a layout without one: positions are handed out as int32. */
+#define FIRNI_ROW_TOKENS_MAX ((uint32_t)INT32_MAX)
+
+typedef struct firni_layout {
+    const char *signature; /* what firn_cache_options.layout names and firn_cache_signature() returns */
+    size_t instance_bytes; /* of the layout's own struct, which begins with firn_cache */
+
+    /* Checks and completes cache->options, fills block_bytes, describe and what the layout adds. The instance is
+     * zeroed, ops, env, pool and kernels are set. On failure the dispatcher calls deinit. */
+    firn_status (*init)(firn_cache *cache, firn_error *err);
+    /* Releases all rows and whatever init took; works on a half-built instance. */
+    void (*deinit)(firn_cache *cache);
+
+    /* ---- rows ---- */
+    uint32_t (*batch_size)(const firn_cache *cache);
+    uint32_t (*row_tokens)(const firn_cache *cache, uint32_t row);
+    firn_status (*add_row)(firn_cache *cache, firn_error *err);
+    firn_row_view (*view_row)(const firn_cache *cache, uint32_t row);
+    /* Appends a row that retains the view's blocks. Checks that block count and sizes fit (INVALID). */
+    firn_status (*adopt_row)(firn_cache *cache, const firn_row_view *view, firn_error *err);
+    /* Appends a row that shares everything with a row of `source`, a compatible cache: what merge, extract and donors
+     * are made of. Optional: adopt_row(view_row()). A layout with per-row facts beside its blocks needs its own. */
+    firn_status (*share_row)(firn_cache *cache, const firn_cache *source, uint32_t row, firn_error *err);
+    /* Keeps these rows in this order; indices are valid and distinct. */
+    void (*filter_rows)(firn_cache *cache, const uint32_t *keep, uint32_t n_keep);
+    /* Drops the last n_tokens (>= 1) of a row, no more than trimmable_tokens or undoable_tokens said. */
+    void (*trim_row)(firn_cache *cache, uint32_t row, uint32_t n_tokens);
+
+    /* ---- what the state allows ---- */
+    /* Optional: every token of the row. */
+    uint32_t (*trimmable_tokens)(const firn_cache *cache, uint32_t row);
+    /* What trim() with bypass may drop. Optional: trimmable_tokens. */
+    uint32_t (*undoable_tokens)(const firn_cache *cache, uint32_t row);
+    /* Optional: 0. */
+    uint32_t (*minimum_reusable_offset)(const firn_cache *cache, uint32_t row);
+    /* Optional: FIRN_TOKENS_UNLIMITED. */
+    uint32_t (*max_append_tokens)(const firn_cache *cache);
+    /* Optional: tokens <= the row's own count. */
+    bool (*can_publish_row)(const firn_cache *cache, uint32_t row, uint32_t tokens);
+    /* Optional, each: nothing to do. commit may convert, and therefore fail before it changed anything. */
+    void (*prefill_begin)(firn_cache *cache);
+    firn_status (*prefill_commit)(firn_cache *cache, const uint32_t *rows, uint32_t n_rows, firn_error *err);
+    void (*prefill_end)(firn_cache *cache);
+    /* Optional: no parts. */
+    uint32_t (*composed)(const firn_cache *cache, firn_cache *const **parts);
+
+    /* ---- accounting ---- */
+    uint64_t (*bytes_per_token)(const firn_cache *cache);
+    uint64_t (*projected_bytes)(const firn_cache *cache, uint32_t tokens);
+    /* Optional: no token blocks. */
+    uint32_t (*planes)(const firn_cache *cache, firn_plane planes[FIRN_CACHE_PLANES_MAX]);
+
+    /* ---- work ---- */
+    /* Makes the next append of at most counts[r] tokens infallible: allocates blocks, copies shared tails. On failure
+     * the pool holds what it held before. */
+    firn_status (*reserve)(firn_cache *cache, const uint32_t *counts, firn_error *err);
+    /* Stores and advances; reserved before. Strides are set. */
+    void (*append)(firn_cache *cache, const firn_append_input *input, const uint32_t *counts, firn_workers *workers);
+    /* Allocates nothing. Strides are set. */
+    void (*attend)(const firn_cache *cache, const firn_attend_input *input, const uint32_t *counts,
+                   firn_workers *workers);
+    firn_status (*state)(const firn_cache *cache, firn_tensor *tensors, uint32_t *n_tensors, firn_error *err);
+
+    /* ---- speculative rounds ---- */
+    /* All optional: begin remembers the counts, commit forgets them, rollback trims every row. A layout that cannot
+     * trim keeps a snapshot in begin and replays. drop[r] is the number of the round's last tokens to forget. */
+    firn_status (*spec_begin)(firn_cache *cache, firn_error *err);
+    void (*spec_commit)(firn_cache *cache);
+    void (*spec_rollback)(firn_cache *cache, const uint32_t *drop);
+
+    /* Asserts the layout's own invariants. */
+    void (*check)(const firn_cache *cache);
+} firni_layout;
+
+/* A speculative round. base[r] is the row's count when it began; the array outlives the round and only grows. */
+typedef struct firni_round {
+    bool is_open;
+    uint32_t *base;
+    uint32_t *drop;
+    uint32_t capacity_rows;
+} firni_round;
+
+struct firn_cache {
+    const firni_layout *ops;
+    const firn_env *env;
+    firn_pool *pool;
+    const firni_kernels *kernels;
+    firn_cache_options options; /* completed; strings are static */
+    size_t block_bytes;         /* of every token block; 0 without token blocks */
+    char describe[96];          /* equal text: blocks may be exchanged */
+    firni_round round;
+    bool in_prefill;
+};
+
+static_assert(offsetof(struct firn_cache, ops) == 0, "the table pointer comes first");
+
+/* ---- registry.c ---- */
+
+/* The table with this signature, or NULL. */
+const firni_layout *firni_layout_find(const char *signature);
+uint32_t firni_layout_count(void);
+const firni_layout *firni_layout_at(uint32_t index);
+
+/* A cache of a table that need not be registered; otherwise as firn_cache_create(). */
+firn_status firni_cache_create_with(const firni_layout *layout, const firn_cache_options *options, firn_pool *pool,
+                                    const firn_env *env, firn_cache **out, firn_error *err);
+
+/* ---- batch.c ---- */
+
+/* Appends every row of `source` to `target`, another cache, sharing all blocks. After a failure the target has the
+ * first few of them, for the caller to drop. Rounds and compatibility are the caller's concern. */
+firn_status firni_cache_share_rows(firn_cache *target, const firn_cache *source, firn_error *err);
+
+/* ---- rows.c: what block families share ---- */
+
+/* One row. The first ceil(n_tokens / 64) blocks hold its tokens. Blocks beyond them were reserved ahead: they are
+ * unshared, and neither views, merges nor filters of other rows ever see them. */
+typedef struct firni_row {
+    firn_block **blocks;
+    uint32_t n_blocks;     /* held, reserved ones included */
+    uint32_t n_blocks_max; /* room in `blocks` */
+    uint32_t n_tokens;
+    uint32_t n_blocks_held; /* scratch of one reserve: what to fall back to */
+} firni_row;
+
+/* `row` has n_rows entries; `scratch` has the same room, so that filtering cannot fail. */
+typedef struct firni_rows {
+    firni_row *row;
+    firni_row *scratch;
+    uint32_t n_rows;
+    uint32_t n_rows_max;
+} firni_rows;
+
+/* What a block family's instance struct begins with; the functions below expect it. */
+typedef struct firni_block_cache {
+    firn_cache base;
+    firni_rows rows;
+} firni_block_cache;
+
+static_assert(offsetof(firni_block_cache, base) == 0, "a block cache is a cache");
+
+FIRNI_INLINE uint32_t firni_blocks_of(uint32_t n_tokens)
+{
+    return n_tokens / FIRN_BLOCK_TOKENS + (n_tokens % FIRN_BLOCK_TOKENS != 0);
+}
+
+FIRNI_INLINE const firni_rows *firni_rows_of(const firn_cache *cache)
+{
+    return &((const firni_block_cache *)cache)->rows;
+}
+
+/* Table members of this name. */
+void firni_rows_deinit(firn_cache *cache);
+uint32_t firni_rows_batch_size(const firn_cache *cache);
+uint32_t firni_rows_tokens(const firn_cache *cache, uint32_t row);
+firn_status firni_rows_add(firn_cache *cache, firn_error *err);
+firn_row_view firni_rows_view(const firn_cache *cache, uint32_t row);
+firn_status firni_rows_adopt(firn_cache *cache, const firn_row_view *view, firn_error *err);
+void firni_rows_filter(firn_cache *cache, const uint32_t *keep, uint32_t n_keep);
+void firni_rows_trim(firn_cache *cache, uint32_t row, uint32_t n_tokens);
+uint64_t firni_rows_projected_bytes(const firn_cache *cache, uint32_t tokens);
+firn_status firni_rows_reserve(firn_cache *cache, const uint32_t *counts, firn_error *err);
+void firni_rows_check(const firn_cache *cache);
+
+/* Advances every row by counts[r]; reserved before. */
+void firni_rows_advance(firn_cache *cache, const uint32_t *counts);
+
+/* ---- span.c: the new tokens of one call, cut into independent tasks ---- */
+
+/* Some consecutive tokens of one row among the counts[r] last tokens of each row. */
+typedef struct firni_span {
+    uint32_t row;
+    uint32_t position; /* absolute, of the first one */
+    uint32_t n_tokens;
+    uint64_t packed; /* index of the first one among the packed tokens of the call */
+} firni_span;
+
+/* Cuts wherever an absolute position is a multiple of `step`: with step = 64 no two spans touch the same block. */
+uint32_t firni_span_count(const firni_rows *rows, const uint32_t *counts, uint32_t step);
+firni_span firni_span_at(const firni_rows *rows, const uint32_t *counts, uint32_t step, uint32_t index);
+
+/* ---- dense.c: blocks to rectangles ---- */
+
+/* One plane of all rows as [batch, shape[0], offset, inner], right-justified, padding zero. token_axis (1 or 2) is the
+ * axis of plane->shape that runs over the block's tokens; inner is the other one. The data is borrowed from the block
+ * where one row's plane already lies like this, and owned otherwise. Errors: NO_MEMORY; the tensor is zeroed then. */
+firn_status firni_dense_plane(const firn_cache *cache, const firn_plane *plane, uint32_t token_axis,
+                              firn_tensor *tensor, firn_error *err);
+
+/* ---- layouts ---- */
+
+extern const firni_layout firni_layout_plain;
+
+#endif

@@ -1,0 +1,32 @@
+/*
+ * The layouts that exist, by signature. A new family adds its table here and nowhere else.
+ */
+#include <string.h>
+
+#include "layout/layout_impl.h"
+
+/* In the order in which an error message lists them: the simplest first. */
+static const firni_layout *const layouts[] = {
+    &firni_layout_plain,
+};
+
+uint32_t firni_layout_count(void)
+{
+    return (uint32_t)(sizeof layouts / sizeof layouts[0]);
+}
+
+const firni_layout *firni_layout_at(uint32_t index)
+{
+    assert(index < firni_layout_count());
+    return layouts[index];
+}
+
+const firni_layout *firni_layout_find(const char *signature)
+{
+    for (uint32_t i = 0; i < firni_layout_count(); i++) {
+        if (strcmp(layouts[i]->signature, signature) == 0) {
+            return layouts[i];
+        }
+    }
+    return NULL;
+}
