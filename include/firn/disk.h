@@ -1,0 +1,67 @@
+/*
+ * The disk tier: a firn_tier in one directory.
+ *
+ *      DIR/firn.lock           held by the one writer
+ *      DIR/index/              LMDB: digest of a token chain -> where its record lies
+ *      DIR/seg-00000001.firn   records, appended, never rewritten; evicted ranges are punched out
+ *      DIR/quarantine is a state of index entries, not a folder: a corrupt record is never served again
+ *
+ * One record holds up to 64 tokens over all layers. A growing conversation writes only its new blocks. The format is
+ * docs/FORMAT.md; what the tier promises is in firn/tier.h. The directory is 0700, its files 0600.
+ */
+#ifndef FIRN_DISK_H
+#define FIRN_DISK_H
+
+#include "firn/tier.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum firn_durability {
+    FIRN_DURABILITY_BATCH = 0, /* default: data is synced before the index names it; once per store */
+    FIRN_DURABILITY_NONE = 1,  /* no sync: a power failure may lose records, never corrupt an answer */
+    FIRN_DURABILITY_ALWAYS = 2 /* as batch, and the index is synced before store returns */
+} firn_durability;
+
+typedef struct firn_disk_options {
+    const char *dir;             /* required; created when missing */
+    const firn_schema *schema;   /* NULL: open for inspection only (stat, ls): find and store answer DISABLED */
+    firn_pool *pool;             /* restored blocks come from here; required with a schema */
+    uint64_t budget_bytes;       /* most physical bytes, index included; 0: 16 GiB; less than 64 MiB is refused */
+    uint64_t segment_bytes;      /* a new segment file is started beyond this; 0: 256 MiB */
+    firn_durability durability;
+    uint64_t ttl_ns;             /* records not used for this long are misses and are evicted first; 0: no limit */
+    bool read_only;              /* do not take the writer's lock; stores are refused with READ_ONLY. For other
+                                  * processes than the writer's: LMDB allows one environment per process */
+    bool buffered;               /* do not use O_DIRECT even where the file system has it */
+} firn_disk_options;
+
+/* Opens or creates a store. Start-up does not depend on the number of records. Errors: IO (message names the path and
+ * what to do), BUSY (another process is the writer), FORMAT (the directory holds another version or something
+ * foreign), INVALID. */
+firn_status firn_disk_open(const firn_disk_options *options, const firn_env *env, firn_tier **out, firn_error *err);
+
+/* One record as seen by an inspector. Strings are valid during the call. */
+typedef struct firn_disk_record {
+    firn_digest digest, parent;
+    uint32_t first_token, n_tokens;
+    uint64_t n_bytes;
+    uint64_t last_used_wall_ns;
+    const char *ns;
+    const char *identity_text;
+    bool quarantined;
+} firn_disk_record;
+
+/* Calls visit for each record, in no stated order, until it returns false. */
+firn_status firn_disk_visit(firn_tier *tier, bool (*visit)(void *ctx, const firn_disk_record *record), void *ctx,
+                            firn_error *err);
+/* Reads and verifies every record; counts those that fail and quarantines them when this process is the writer. */
+firn_status firn_disk_verify(firn_tier *tier, uint64_t *n_good, uint64_t *n_bad, firn_error *err);
+/* Asserts that index, segments and byte accounting agree. For tests; call when no store is running. */
+firn_status firn_disk_check(firn_tier *tier, firn_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,154 @@
+/*
+ * firn_tier: where state goes when RAM lets go of it, and where it comes back from.
+ *
+ * A tier stores the state of token prefixes, all layers together, under one identity and many namespaces. Its whole
+ * promise: a restore returns the complete state for a prefix (every layer, every family, one token count), or nothing
+ * and a reason.
+ *
+ *      find(prompt) -> match {handle, prefix_len}      index only, no data I/O
+ *      restore(handle) -> restored {tokens, caches}    or a reason
+ *      store(tokens, caches) -> true | false + reason  returns when it is as durable as the tier was asked to be
+ *
+ * A *handle* promises its records: they are not evicted until the handle is released. Tiers stack; a stack is a tier.
+ * Optional members may be NULL in the table: the functions below supply the stated default.
+ *
+ * Threads: find, find_exact, release, store and restore may be called from any thread, also at once. The caches that
+ * restore makes belong to the caller.
+ */
+#ifndef FIRN_TIER_H
+#define FIRN_TIER_H
+
+#include "firn/identity.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct firn_tier firn_tier;
+typedef struct firn_tier_handle firn_tier_handle;
+
+/* The answer to a lookup. A miss has handle == NULL, prefix_len == 0 and a reason. The explanation members are set in
+ * both cases. */
+typedef struct firn_match {
+    firn_tier_handle *handle;   /* release with firn_tier_release(); NULL on a miss */
+    uint32_t prefix_len;        /* usable tokens: smaller than the prompt's length for find() */
+    firn_reason reason;         /* NONE when the match is as long as it could be; else why it is not longer */
+    uint32_t matched_len;       /* tokens that were equal, usable or not; also the index of the first that differs */
+    bool diverged;              /* a stored token differs at matched_len (false: the stored tokens simply end) */
+    firn_token stored_token;    /* the stored side of the first difference, when diverged */
+} firn_match;
+
+/* Method state bound to an exact token count (drafter state, last logits): never trimmed, returned only at its count. */
+typedef struct firn_attachment {
+    const char *schema;         /* names the meaning, e.g. "firn.last_logits.1"; 1..63 bytes */
+    const void *metadata;       /* opaque bytes */
+    uint32_t n_metadata_bytes;  /* at most 65,536 */
+    const firn_tensor *tensors;
+    uint32_t n_tensors;         /* at most 16 */
+} firn_attachment;
+
+/* A complete restored state. Owned by the caller: firn_restored_deinit() releases whatever it still holds. Take a cache
+ * by setting its slot to NULL. `retain` keeps the backing of borrowed memory alive; NULL when, as with all tiers of
+ * this library, everything is owned. */
+typedef struct firn_restored {
+    uint32_t n_tokens;
+    firn_token *tokens;
+    firn_cache **caches;        /* one serial cache per layer of the schema, each with n_tokens tokens */
+    uint32_t n_caches;
+    firn_attachment *attachments;
+    uint32_t n_attachments;
+    void (*retain)(void *ctx);
+    void *retain_ctx;
+    uint64_t n_bytes_read;
+    const firn_env *env;
+} firn_restored;
+
+void firn_restored_deinit(firn_restored *restored); /* accepts a zeroed struct */
+
+typedef struct firn_store_input {
+    const firn_token *tokens;
+    uint32_t n_tokens;
+    const firn_cache *const *caches; /* one serial cache per layer; each row must be publishable at n_tokens */
+    uint32_t n_caches;
+    const char *ns;                  /* NULL: "" */
+    const firn_attachment *attachments;
+    uint32_t n_attachments;
+} firn_store_input;
+
+/* What a flush achieved. durable: nothing is missing and nothing failed. */
+typedef struct firn_flush_report {
+    bool durable;
+    uint64_t n_flushed;
+    uint64_t n_missing;   /* could not be saved within the bound */
+    uint64_t n_failed;    /* refused by the tier; the state is still in RAM */
+    uint64_t elapsed_ns;
+} firn_flush_report;
+
+typedef struct firn_tier_stats {
+    uint64_t n_records;
+    uint64_t physical_bytes;      /* st_blocks of everything the tier owns, index included */
+    uint64_t budget_bytes;
+    uint64_t written_bytes;       /* data written since open */
+    uint64_t unique_bytes;        /* of these, bytes that were not stored before */
+    uint64_t read_bytes;
+    uint64_t n_hits, n_misses;
+    uint64_t n_stores, n_store_refused;
+    uint64_t n_evicted, n_quarantined;
+    uint64_t miss_reasons[FIRN_REASON_COUNT];
+    firn_reason state;            /* NONE: healthy; else DISK_FULL, READ_ONLY, IO_ERROR, GONE: serving goes on */
+} firn_tier_stats;
+
+/* Called once per asynchronous restore, on a thread of the tier's. On success `restored` is the callee's to keep. */
+typedef void (*firn_restore_done)(void *ctx, firn_restored *restored, firn_reason reason);
+
+/* The table of one implementation. All members but those marked optional are required. */
+typedef struct firn_tier_ops {
+    const char *name;
+    firn_match (*find)(firn_tier *tier, const firn_token *prompt, uint32_t n_tokens, const char *ns);
+    firn_match (*find_exact)(firn_tier *tier, const firn_token *tokens, uint32_t n_tokens, const char *ns); /* optional: a miss */
+    firn_reason (*restore)(firn_tier *tier, firn_tier_handle *handle, uint32_t n_tokens, firn_restored *out);
+    firn_status (*restore_async)(firn_tier *tier, firn_tier_handle *handle, uint32_t n_tokens, uint64_t deadline_ns,
+                                 firn_restore_done done, void *ctx, firn_error *err); /* optional: restore, then done */
+    firn_status (*restore_object_async)(firn_tier *tier, firn_tier_handle *handle, uint64_t deadline_ns,
+                                        firn_restore_done done, void *ctx, firn_error *err); /* optional: UNSUPPORTED */
+    bool (*store)(firn_tier *tier, const firn_store_input *input, firn_reason *reason);
+    void (*release)(firn_tier *tier, firn_tier_handle *handle);
+    firn_flush_report (*flush)(firn_tier *tier, uint64_t bound_ns); /* optional: nothing to flush */
+    void (*get_stats)(firn_tier *tier, firn_tier_stats *out);       /* optional: zeros */
+    void (*destroy)(firn_tier *tier);
+} firn_tier_ops;
+
+/* First member of every implementation. */
+struct firn_tier {
+    const firn_tier_ops *ops;
+};
+
+/* find: the longest stored usable prefix of `prompt` in namespace ns, at most n_tokens - 1 tokens, so that one is always
+ * left to forward. Index only. Release match.handle. */
+firn_match firn_tier_find(firn_tier *tier, const firn_token *prompt, uint32_t n_tokens, const char *ns);
+/* findExact: the entry stored for exactly these tokens (n_tokens may be 0: objects). */
+firn_match firn_tier_find_exact(firn_tier *tier, const firn_token *tokens, uint32_t n_tokens, const char *ns);
+/* restore: the first n_tokens of the match (0: all of match.prefix_len). Fills *out and returns NONE, or leaves *out
+ * zeroed and returns the reason. The handle stays the caller's. */
+firn_reason firn_tier_restore(firn_tier *tier, firn_tier_handle *handle, uint32_t n_tokens, firn_restored *out);
+/* restoreAsync: the same, answered through done, once, when the call returned FIRN_OK. deadline_ns is a time of the
+ * tier's own monotonic clock (0: none): when it comes first, done is called with DEADLINE and the read's result is
+ * dropped by the tier once it arrives. The handle may be released as soon as the call returned. Errors: BUSY (the
+ * tier's queue is full), NO_MEMORY: done is not called. */
+firn_status firn_tier_restore_async(firn_tier *tier, firn_tier_handle *handle, uint32_t n_tokens, uint64_t deadline_ns,
+                                    firn_restore_done done, void *ctx, firn_error *err);
+/* restoreObjectAsync: the attachments of an entry without its caches. Errors: as above, and UNSUPPORTED. */
+firn_status firn_tier_restore_object_async(firn_tier *tier, firn_tier_handle *handle, uint64_t deadline_ns,
+                                           firn_restore_done done, void *ctx, firn_error *err);
+/* store: borrows live caches; true once persisted to the tier's durability. False: nothing of this call is visible that
+ * was not before, *reason says why, and whoever needed persistence keeps its donor. */
+bool firn_tier_store(firn_tier *tier, const firn_store_input *input, firn_reason *reason);
+void firn_tier_release(firn_tier *tier, firn_tier_handle *handle); /* accepts NULL */
+firn_flush_report firn_tier_flush(firn_tier *tier, uint64_t bound_ns);
+void firn_tier_get_stats(firn_tier *tier, firn_tier_stats *out);
+void firn_tier_destroy(firn_tier *tier); /* accepts NULL; all handles released before */
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,196 @@
+/*
+ * Reading record headers. Nothing in them is trusted: each field is checked against the bytes that are there and a
+ * limit before it is used as a size, an index or a count.
+ *
+ * Does not read files; does not know which header was expected (the tiers compare).
+ */
+#include <assert.h>
+#include <string.h>
+
+#include "base/base_impl.h"
+#include "record/bytes_impl.h"
+#include "record/record_impl.h"
+
+static const uint8_t magic[8] = { 0x89, 'F', 'I', 'R', 'N', '\r', '\n', 0x1a };
+
+firn_status firni_record_peek(const uint8_t fixed[FIRNI_RECORD_FIXED_BYTES], uint32_t *header_bytes,
+                              uint32_t *n_sections, firn_error *err)
+{
+    *header_bytes = 0;
+    *n_sections = 0;
+    if (memcmp(fixed, magic, sizeof magic) != 0) {
+        return firni_fail(err, FIRN_ERR_CORRUPT, "no record begins here");
+    }
+    const uint32_t version = firni_get_u32(fixed + 24);
+    if (version != FIRNI_RECORD_VERSION) {
+        return firni_fail(err, FIRN_ERR_FORMAT, "a record of version %u; this build reads version %u", version,
+                          FIRNI_RECORD_VERSION);
+    }
+    const uint32_t n_header = firni_get_u32(fixed + 32), n = firni_get_u32(fixed + 36);
+    if (n == 0 || n > FIRNI_RECORD_SECTIONS_MAX || n_header != firni_record_header_bytes(n)) {
+        return firni_fail(err, FIRN_ERR_CORRUPT, "a header of %u bytes cannot hold %u sections", n_header, n);
+    }
+    *header_bytes = n_header;
+    *n_sections = n;
+    return FIRN_OK;
+}
+
+/* The bytes that shape and dtype ask for; 0 when they are implausible. */
+static uint64_t section_shape_bytes(const firni_section *section)
+{
+    uint64_t n_bytes = firn_dtype_bytes(section->dtype);
+    for (uint32_t i = 0; i < section->n_dims; i++) {
+        if (section->shape[i] == 0 || n_bytes > FIRNI_RECORD_BYTES_MAX / section->shape[i]) {
+            return 0;
+        }
+        n_bytes *= section->shape[i];
+    }
+    return n_bytes;
+}
+
+static firn_status decode_section(const uint8_t *at, uint32_t index, firni_section *out, firn_error *err)
+{
+    *out = (firni_section){
+        .kind = (firni_section_kind)firni_get_u16(at + 0),
+        .layer = firni_get_u16(at + 2),
+        .plane = firni_get_u16(at + 4),
+        .dtype = (firn_dtype)at[6],
+        .n_dims = at[7],
+        .offset = firni_get_u64(at + 24),
+        .n_bytes = firni_get_u64(at + 32),
+        .checksum = { .low = firni_get_u64(at + 40), .high = firni_get_u64(at + 48) },
+    };
+    const bool kind_known =
+        out->kind == FIRNI_SECTION_PLANE || out->kind == FIRNI_SECTION_METADATA || out->kind == FIRNI_SECTION_TENSOR;
+    if (!kind_known || out->n_dims == 0 || out->n_dims > FIRN_TENSOR_DIMS_MAX || firni_get_u64(at + 56) != 0) {
+        return firni_fail(err, FIRN_ERR_CORRUPT, "section %u is of no known form", index);
+    }
+    for (uint32_t i = 0; i < FIRN_TENSOR_DIMS_MAX; i++) {
+        out->shape[i] = firni_get_u32(at + 8 + 4 * i);
+        if (i >= out->n_dims && out->shape[i] != 0) {
+            return firni_fail(err, FIRN_ERR_CORRUPT, "section %u has more dimensions than it names", index);
+        }
+    }
+    if (out->n_bytes == 0 || section_shape_bytes(out) != out->n_bytes) {
+        return firni_fail(err, FIRN_ERR_CORRUPT, "section %u: shape and length disagree", index);
+    }
+    return FIRN_OK;
+}
+
+/* Sections lie inside the images, in ascending order, without overlap; their kinds fit the record's. */
+static firn_status check_section_place(const firni_record *record, uint32_t index, firn_error *err)
+{
+    const firni_section *section = &record->sections[index];
+    const uint64_t begin_min =
+        index == 0 ? record->header_bytes : record->sections[index - 1].offset + record->sections[index - 1].n_bytes;
+    if (section->offset < begin_min || section->offset > record->record_bytes ||
+        section->n_bytes > record->record_bytes - section->offset) {
+        return firni_fail(err, FIRN_ERR_CORRUPT, "section %u lies outside of its place", index);
+    }
+    const bool is_plane = section->kind == FIRNI_SECTION_PLANE;
+    if (is_plane == (record->kind == FIRNI_RECORD_OBJECT)) {
+        return firni_fail(err, FIRN_ERR_CORRUPT, "section %u does not belong into a record of kind %u", index,
+                          (unsigned)record->kind);
+    }
+    return FIRN_OK;
+}
+
+/* Count, position and digest of the tokens. The digest binds them to everything before: a record that was put in
+ * another's place does not pass as its successor. */
+static firn_status check_tokens(const uint8_t *bytes, const firni_record *record, firn_error *err)
+{
+    const uint32_t n = record->n_tokens;
+    const bool count_fits = (record->kind == FIRNI_RECORD_BLOCK && n == FIRN_BLOCK_TOKENS) ||
+                            (record->kind == FIRNI_RECORD_TAIL && n > 0 && n < FIRN_BLOCK_TOKENS) ||
+                            (record->kind == FIRNI_RECORD_OBJECT && n < FIRN_BLOCK_TOKENS);
+    if (!count_fits || record->first_token % FIRN_BLOCK_TOKENS != 0) {
+        return firni_fail(err, FIRN_ERR_CORRUPT, "a record of kind %u with %u tokens at %u", (unsigned)record->kind, n,
+                          record->first_token);
+    }
+    for (uint32_t i = n; i < FIRN_BLOCK_TOKENS; i++) {
+        if (firni_get_u32(bytes + 192 + 4 * (size_t)i) != 0) {
+            return firni_fail(err, FIRN_ERR_CORRUPT, "a record of %u tokens has a token at %u", n, i);
+        }
+    }
+    const firn_digest digest = record->kind == FIRNI_RECORD_OBJECT
+                                   ? firni_chain_object(&record->parent, record->tokens, n)
+                                   : firn_chain_extend(&record->parent, record->tokens, n);
+    if (!firni_digest_equal(&digest, &record->digest)) {
+        return firni_fail(err, FIRN_ERR_CORRUPT, "a record's digest is not that of its tokens");
+    }
+    return FIRN_OK;
+}
+
+static void decode_fixed(const uint8_t *bytes, firni_record *out)
+{
+    out->kind = (firni_record_kind)firni_get_u32(bytes + 28);
+    out->record_bytes = firni_get_u64(bytes + 40);
+    out->created_wall_ns = firni_get_u64(bytes + 48);
+    out->first_token = firni_get_u32(bytes + 56);
+    out->n_tokens = firni_get_u32(bytes + 60);
+    memcpy(out->identity.bytes, bytes + 64, FIRN_DIGEST_BYTES);
+    memcpy(out->ns.bytes, bytes + 96, FIRN_DIGEST_BYTES);
+    memcpy(out->parent.bytes, bytes + 128, FIRN_DIGEST_BYTES);
+    memcpy(out->digest.bytes, bytes + 160, FIRN_DIGEST_BYTES);
+    for (uint32_t i = 0; i < FIRN_BLOCK_TOKENS; i++) {
+        out->tokens[i] = firni_get_u32(bytes + 192 + 4 * (size_t)i);
+    }
+}
+
+firn_status firni_record_decode(const uint8_t *bytes, size_t n_bytes, uint64_t record_bytes_max,
+                                firni_section *sections, uint32_t sections_max, firni_record *out, firn_error *err)
+{
+    memset(out, 0, sizeof *out);
+    if (n_bytes < FIRNI_RECORD_FIXED_BYTES) {
+        return firni_fail(err, FIRN_ERR_CORRUPT, "%zu bytes are less than a record's header", n_bytes);
+    }
+    /* 1. Sizes, then the checksum: after it, damage is excluded and what follows guards against a wrong writer. */
+    firn_status status = firni_record_peek(bytes, &out->header_bytes, &out->n_sections, err);
+    if (status != FIRN_OK) {
+        return status;
+    }
+    if (out->header_bytes > n_bytes) {
+        return firni_fail(err, FIRN_ERR_CORRUPT, "a header of %u bytes is cut at %zu", out->header_bytes, n_bytes);
+    }
+    const firni_checksum stored = { .low = firni_get_u64(bytes + 8), .high = firni_get_u64(bytes + 16) };
+    if (!firni_checksum_equal(stored, firni_checksum_of(bytes + 24, out->header_bytes - 24))) {
+        return firni_fail(err, FIRN_ERR_CORRUPT, "a record's header does not match its checksum");
+    }
+    if (out->n_sections > sections_max) {
+        return firni_fail(err, FIRN_ERR_INVALID, "a record with %u sections, expected at most %u", out->n_sections,
+                          sections_max);
+    }
+    /* 2. The fixed part. */
+    decode_fixed(bytes, out);
+    if (out->kind == FIRNI_RECORD_CHECKPOINT) {
+        return firni_fail(err, FIRN_ERR_FORMAT, "checkpoint records are reserved");
+    }
+    if (out->record_bytes < out->header_bytes || out->record_bytes > record_bytes_max ||
+        out->record_bytes > FIRNI_RECORD_BYTES_MAX || out->record_bytes % FIRNI_RECORD_ALIGN != 0) {
+        return firni_fail(err, FIRN_ERR_CORRUPT, "a record's length is out of range");
+    }
+    status = check_tokens(bytes, out, err);
+    /* 3. The sections, each against the record's length and its predecessor. */
+    out->sections = sections;
+    for (uint32_t i = 0; i < out->n_sections && status == FIRN_OK; i++) {
+        const uint8_t *at = bytes + FIRNI_RECORD_FIXED_BYTES + (size_t)i * FIRNI_SECTION_BYTES;
+        status = decode_section(at, i, &sections[i], err);
+        if (status == FIRN_OK) {
+            status = check_section_place(out, i, err);
+        }
+    }
+    return status;
+}
+
+uint32_t firni_record_verify_sections(const firni_record *record, const uint8_t *record_start)
+{
+    for (uint32_t i = 0; i < record->n_sections; i++) {
+        const firni_section *section = &record->sections[i];
+        assert(section->offset + section->n_bytes <= record->record_bytes);
+        const firni_checksum found = firni_checksum_of(record_start + section->offset, (size_t)section->n_bytes);
+        if (!firni_checksum_equal(found, section->checksum)) {
+            return i;
+        }
+    }
+    return record->n_sections;
+}

@@ -1,0 +1,79 @@
+/*
+ * Writing record headers, and the checksums of what they describe. The byte layout is drawn in record_impl.h.
+ */
+#include <assert.h>
+#include <string.h>
+#include <xxhash.h>
+
+#include "base/base_impl.h"
+#include "record/bytes_impl.h"
+#include "record/record_impl.h"
+
+static const uint8_t magic[8] = { 0x89, 'F', 'I', 'R', 'N', '\r', '\n', 0x1a };
+
+firni_checksum firni_checksum_of(const void *bytes, size_t n_bytes)
+{
+    const XXH128_hash_t hash = XXH3_128bits(bytes, n_bytes);
+    return (firni_checksum){ .low = hash.low64, .high = hash.high64 };
+}
+
+bool firni_checksum_equal(firni_checksum a, firni_checksum b)
+{
+    return a.low == b.low && a.high == b.high;
+}
+
+uint32_t firni_record_header_bytes(uint32_t n_sections)
+{
+    if (n_sections > FIRNI_RECORD_SECTIONS_MAX) {
+        return 0;
+    }
+    const uint32_t used = FIRNI_RECORD_FIXED_BYTES + n_sections * FIRNI_SECTION_BYTES;
+    return (uint32_t)firni_round_up(used, FIRNI_RECORD_ALIGN);
+}
+
+static void encode_section(const firni_section *section, uint8_t *at)
+{
+    firni_put_u16(at + 0, (uint16_t)section->kind);
+    firni_put_u16(at + 2, section->layer);
+    firni_put_u16(at + 4, section->plane);
+    at[6] = (uint8_t)section->dtype;
+    at[7] = (uint8_t)section->n_dims;
+    for (uint32_t i = 0; i < FIRN_TENSOR_DIMS_MAX; i++) {
+        firni_put_u32(at + 8 + 4 * i, i < section->n_dims ? section->shape[i] : 0);
+    }
+    firni_put_u64(at + 24, section->offset);
+    firni_put_u64(at + 32, section->n_bytes);
+    firni_put_u64(at + 40, section->checksum.low);
+    firni_put_u64(at + 48, section->checksum.high);
+}
+
+void firni_record_encode(const firni_record *record, uint8_t *out)
+{
+    assert(record->header_bytes == firni_record_header_bytes(record->n_sections) && record->header_bytes > 0);
+    assert(record->record_bytes % FIRNI_RECORD_ALIGN == 0 && record->record_bytes >= record->header_bytes);
+    assert(record->n_tokens <= FIRN_BLOCK_TOKENS && record->first_token % FIRN_BLOCK_TOKENS == 0);
+    memset(out, 0, record->header_bytes);
+    memcpy(out, magic, sizeof magic);
+    firni_put_u32(out + 24, FIRNI_RECORD_VERSION);
+    firni_put_u32(out + 28, (uint32_t)record->kind);
+    firni_put_u32(out + 32, record->header_bytes);
+    firni_put_u32(out + 36, record->n_sections);
+    firni_put_u64(out + 40, record->record_bytes);
+    firni_put_u64(out + 48, record->created_wall_ns);
+    firni_put_u32(out + 56, record->first_token);
+    firni_put_u32(out + 60, record->n_tokens);
+    memcpy(out + 64, record->identity.bytes, FIRN_DIGEST_BYTES);
+    memcpy(out + 96, record->ns.bytes, FIRN_DIGEST_BYTES);
+    memcpy(out + 128, record->parent.bytes, FIRN_DIGEST_BYTES);
+    memcpy(out + 160, record->digest.bytes, FIRN_DIGEST_BYTES);
+    for (uint32_t i = 0; i < record->n_tokens; i++) {
+        firni_put_u32(out + 192 + 4 * (size_t)i, record->tokens[i]);
+    }
+    for (uint32_t i = 0; i < record->n_sections; i++) {
+        encode_section(&record->sections[i], out + FIRNI_RECORD_FIXED_BYTES + (size_t)i * FIRNI_SECTION_BYTES);
+    }
+    /* The checksum stands before everything it covers, so that it is computed in one pass. */
+    const firni_checksum checksum = firni_checksum_of(out + 24, record->header_bytes - 24);
+    firni_put_u64(out + 8, checksum.low);
+    firni_put_u64(out + 16, checksum.high);
+}

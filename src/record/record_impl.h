@@ -1,0 +1,196 @@
+/*
+ * record: the stored form of state, the same bytes for every tier.
+ *
+ * A record holds up to 64 tokens over all layers (a *block* when full, a *tail* when not), or the attachments of one
+ * exact token count (an *object*). It is self-describing and self-checking: header, then images.
+ *
+ *      +-------------------+----------------+----------------+-- ... --+
+ *      | header, n x 4 KiB | layer 0 image  | layer 1 image  |         |      every part begins at a multiple of 4 KiB
+ *      +-------------------+----------------+----------------+-- ... --+
+ *
+ * A layer's image is the memory of its block as it lies, so a read goes straight into a block and a write comes
+ * straight from one. The planes of a layer are sections inside its image; bytes of an image that no section covers mean
+ * nothing and are zeroed after a read.
+ *
+ * Header, all numbers little-endian:
+ *
+ *      offset  bytes
+ *           0      8   magic 89 46 49 52 4e 0d 0a 1a  ("\x89FIRN\r\n\x1a")
+ *           8     16   XXH3-128 of bytes [24, header_bytes): low 64 bits, high 64 bits
+ *          24      4   version: 1
+ *          28      4   kind: 1 block, 2 tail, 3 checkpoint (reserved), 4 object
+ *          32      4   header_bytes: multiple of 4,096
+ *          36      4   n_sections
+ *          40      8   record_bytes: header and images, multiple of 4,096
+ *          48      8   created: nanoseconds since 1970
+ *          56      4   first_token: position of the first token, multiple of 64
+ *          60      4   n_tokens: block 64, tail 1..63, object 0..63
+ *          64     32   identity digest
+ *          96     32   namespace digest
+ *         128     32   parent: digest of the chain of all tokens before first_token
+ *         160     32   own digest: firn_chain_extend(parent, tokens); of an object: firni_chain_object(parent, tokens)
+ *         192    256   tokens[64], unused ones zero
+ *         448   64*n   section table; then zeros up to header_bytes
+ *
+ * Section:
+ *
+ *           0      2   kind: 1 plane, 2 attachment metadata, 3 attachment tensor
+ *           2      2   layer (of an attachment: its index)
+ *           4      2   plane (of an attachment: the tensor's index)
+ *           6      1   dtype
+ *           7      1   n_dims
+ *           8     16   shape[4], outermost first, unused ones zero
+ *          24      8   offset from the start of the record
+ *          32      8   length in bytes: product of shape times the dtype's size
+ *          40     16   XXH3-128 of the section's bytes: low, high
+ *          56      8   zero
+ */
+#ifndef FIRNI_RECORD_IMPL_H
+#define FIRNI_RECORD_IMPL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "firn/identity.h"
+#include "firn/tier.h"
+
+#define FIRNI_RECORD_VERSION          1u
+#define FIRNI_RECORD_ALIGN            4096u
+#define FIRNI_RECORD_FIXED_BYTES      448u
+#define FIRNI_SECTION_BYTES           64u
+#define FIRNI_RECORD_SECTIONS_MAX     16320u            /* what a header of the largest size holds */
+#define FIRNI_RECORD_HEADER_BYTES_MAX (1024u * 1024u)
+#define FIRNI_RECORD_BYTES_MAX        (UINT64_C(1) << 36)
+
+/* Persisted: append, never renumber. */
+typedef enum firni_record_kind {
+    FIRNI_RECORD_BLOCK = 1,
+    FIRNI_RECORD_TAIL = 2,
+    FIRNI_RECORD_CHECKPOINT = 3, /* reserved for recurrent layouts; not written, and refused when read */
+    FIRNI_RECORD_OBJECT = 4
+} firni_record_kind;
+
+typedef enum firni_section_kind {
+    FIRNI_SECTION_PLANE = 1,
+    FIRNI_SECTION_METADATA = 2,
+    FIRNI_SECTION_TENSOR = 3
+} firni_section_kind;
+
+typedef struct firni_checksum {
+    uint64_t low, high;
+} firni_checksum;
+
+typedef struct firni_section {
+    firni_section_kind kind;
+    uint16_t layer, plane;
+    firn_dtype dtype;
+    uint32_t n_dims;
+    uint32_t shape[FIRN_TENSOR_DIMS_MAX];
+    uint64_t offset, n_bytes;
+    firni_checksum checksum;
+} firni_section;
+
+/* A header in memory. `sections` belongs to whoever made the struct. */
+typedef struct firni_record {
+    firni_record_kind kind;
+    uint32_t header_bytes;
+    uint64_t record_bytes;
+    uint64_t created_wall_ns;
+    uint32_t first_token, n_tokens;
+    firn_digest identity, ns, parent, digest;
+    firn_token tokens[FIRN_BLOCK_TOKENS];
+    firni_section *sections;
+    uint32_t n_sections;
+} firni_record;
+
+/* Size of a header with this many sections; 0 when it would be too large. */
+uint32_t firni_record_header_bytes(uint32_t n_sections);
+/* Writes the header into out[0..header_bytes). Everything in `record` is set, checksums of sections included. */
+void firni_record_encode(const firni_record *record, uint8_t *out);
+/* Reads a header from bytes[0..n_bytes); the record may extend to record_bytes_max bytes in its file. Every field is
+ * checked before it is used; *out and sections[0..sections_max) hold the result, out->sections = sections. Allocates
+ * nothing. Errors: CORRUPT (damaged), FORMAT (another version or kind), INVALID (more sections than sections_max). */
+firn_status firni_record_decode(const uint8_t *bytes, size_t n_bytes, uint64_t record_bytes_max,
+                                firni_section *sections, uint32_t sections_max, firni_record *out, firn_error *err);
+/* Sizes from the fixed part alone, for a reader that has to fetch the rest of the header first; the values are
+ * plausible (aligned, within the limits) but only the checksum in firni_record_decode makes them true. */
+firn_status firni_record_peek(const uint8_t fixed[FIRNI_RECORD_FIXED_BYTES], uint32_t *header_bytes,
+                              uint32_t *n_sections, firn_error *err);
+/* The record's bytes from offset 0 are at `record_start`, all of record_bytes: compares each section's checksum.
+ * Returns the index of the first that fails, or n_sections. */
+uint32_t firni_record_verify_sections(const firni_record *record, const uint8_t *record_start);
+
+firni_checksum firni_checksum_of(const void *bytes, size_t n_bytes);
+bool firni_checksum_equal(firni_checksum a, firni_checksum b);
+
+/* ---- chains (chain.c) -------------------------------------------------------------------------------------------- */
+
+bool firni_digest_equal(const firn_digest *a, const firn_digest *b);
+/* SHA-256 over domain and fields, each preceded by its length. */
+typedef struct firni_field {
+    const void *bytes;
+    size_t n_bytes;
+} firni_field;
+firn_digest firni_digest_fields(const char *domain, const firni_field *fields, uint32_t n_fields);
+firn_digest firni_namespace_digest(const char *ns); /* NULL: "" */
+/* Digest of the object bound to the chain `parent` followed by these tokens. */
+firn_digest firni_chain_object(const firn_digest *parent, const firn_token *tokens, uint32_t n_tokens);
+
+/* ---- plans (plan.c) ---------------------------------------------------------------------------------------------- */
+
+/* How the block and tail records of one schema look: the same section table in each, checksums apart. */
+typedef struct firni_plan_layer {
+    size_t block_bytes;     /* of the image */
+    uint64_t image_offset;  /* in the record */
+    uint32_t first_section;
+    uint32_t n_planes;
+    char *describe;         /* firn_cache_describe() of a cache that fits */
+} firni_plan_layer;
+
+typedef struct firni_plan {
+    const firn_env *env;
+    const firn_schema *schema;
+    firni_plan_layer *layers;
+    uint32_t n_layers;
+    firni_section *sections;
+    uint32_t n_sections;
+    uint32_t header_bytes;
+    uint64_t record_bytes;
+} firni_plan;
+
+/* Asks one cache of each layer for its planes. The schema must outlive the plan. Errors: INVALID (a layer without
+ * token blocks, too many sections), NO_MEMORY, and those of firn_cache_create. */
+firn_status firni_plan_init(const firn_schema *schema, firn_pool *pool, const firn_env *env, firni_plan *out,
+                            firn_error *err);
+void firni_plan_deinit(firni_plan *plan); /* accepts a zeroed plan */
+/* Whether a decoded header has exactly the sections of the plan. */
+bool firni_plan_matches(const firni_plan *plan, const firni_record *record);
+/* Fills the checksums of one layer's sections from its image. */
+void firni_plan_checksum_layer(const firni_plan *plan, uint32_t layer, const uint8_t *image, firni_section *sections);
+/* Compares them, and zeroes what no section covers. False: some section differs. */
+bool firni_plan_verify_layer(const firni_plan *plan, uint32_t layer, uint8_t *image, const firni_section *sections);
+
+/* ---- attachments (attachment.c) ---------------------------------------------------------------------------------- */
+
+/* The sections and payload of an object record. `payload` is what follows the header: record_bytes - header_bytes. */
+firn_status firni_attachments_check(const firn_attachment *attachments, uint32_t n_attachments, firn_error *err);
+/* Number of sections, and the header's and record's size. Call after a successful check. */
+uint32_t firni_attachments_layout(const firn_attachment *attachments, uint32_t n_attachments, firni_section *sections,
+                                  uint32_t *header_bytes, uint64_t *record_bytes);
+/* Writes the payload (zeroed by the callee) and the checksums of `sections`. */
+void firni_attachments_encode(const firn_attachment *attachments, uint32_t n_attachments, uint32_t header_bytes,
+                              uint64_t record_bytes, firni_section *sections, uint8_t *payload);
+/* Makes attachments from a decoded object header and its verified payload; the array and all it points to belong to the
+ * caller (firni_attachments_free). Errors: CORRUPT, NO_MEMORY. */
+firn_status firni_attachments_decode(const firni_record *record, const uint8_t *payload, const firn_env *env,
+                                     firn_attachment **out, uint32_t *n_out, firn_error *err);
+void firni_attachments_free(const firn_env *env, firn_attachment *attachments, uint32_t n_attachments);
+
+#define FIRNI_ATTACHMENTS_MAX          16u
+#define FIRNI_ATTACHMENT_TENSORS_MAX   16u
+#define FIRNI_ATTACHMENT_METADATA_MAX  65536u
+#define FIRNI_ATTACHMENT_SCHEMA_MAX    63u
+#define FIRNI_ATTACHMENT_SECTIONS_MAX  (FIRNI_ATTACHMENTS_MAX * (1u + FIRNI_ATTACHMENT_TENSORS_MAX))
+
+#endif

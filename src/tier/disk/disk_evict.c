@@ -1,0 +1,363 @@
+/*
+ * Room: eviction, expiry, and the upkeep of what lookups and reads left to be written down.
+ *
+ * The victim is the entry with the lowest stamp that is not pinned and has no children. A use of a chain gives its root
+ * the highest stamp, so in the order of stamps a child always comes before its parent, and tails go before heads:
+ *
+ *      use 1 of A-B-C    stamps  A 13  B 12  C 11
+ *      use 2 of A-B-D    stamps  A 23  B 22  D 21        victims in order: C (11), D (21), B (22), A (23)
+ *
+ * The check for children is there all the same: recency that was lost with a killed process must cost hits, never leave
+ * a record without its parent.
+ *
+ * The budget holds at every step: before bytes are written, room is made for
+ *
+ *      the bytes  +  the growth of the index by the transaction that names them  +  its growth by one more eviction
+ *
+ * and only then is anything written. The last term is what makes the others possible: an eviction writes index pages
+ * before it frees anything, so it must never be the one that has no room.
+ *
+ * Expiry is eviction with another condition to stop. A time to live counts from the last use, so the order of stamps is
+ * also the order of expiry, and a parent never expires before its children.
+ */
+#include <assert.h>
+#include <errno.h>
+#include <string.h>
+
+#include "tier/disk/disk_impl.h"
+
+#define EXPIRY_BATCHES_MAX  16u   /* per upkeep */
+#define SEGMENT_SLACK_BYTES 8192u /* what a file system may add to a file for its own books */
+
+/* ---- condemned --------------------------------------------------------------------------------------------------- */
+
+/* Asking for pins and condemning are one step under the mutex. Between two steps a lookup could pin what is about to
+ * go. */
+bool firni_disk_condemn(firni_disk *disk, const firni_key *key, const firni_entry *entry)
+{
+    pthread_mutex_lock(&disk->mutex);
+    const bool may_go = disk->n_condemned < FIRNI_EVICT_BATCH && !firni_disk_is_pinned_locked(disk, entry, key);
+    if (may_go) {
+        disk->condemned[disk->n_condemned++] = entry->digest;
+    }
+    pthread_mutex_unlock(&disk->mutex);
+    return may_go;
+}
+
+/* The epoch tells lookups that began before the commit that what they read may be gone. After an abort nothing changed,
+ * and only the list is emptied. */
+void firni_disk_absolve(firni_disk *disk, bool committed)
+{
+    pthread_mutex_lock(&disk->mutex);
+    disk->n_condemned = 0;
+    disk->epoch += committed;
+    pthread_mutex_unlock(&disk->mutex);
+}
+
+/* ---- one batch --------------------------------------------------------------------------------------------------- */
+
+/* One transaction's worth of eviction: bounded, so that neither the index nor a waiting store is held for long. */
+typedef struct batch {
+    firni_disk *disk;
+    firni_volume *volume;
+    MDB_txn *txn;
+    bool only_expired;
+    uint64_t n_bytes_wanted;
+    uint32_t n_wanted;
+    firni_place victims[FIRNI_EVICT_BATCH];
+    uint32_t n_victims;
+    uint64_t n_bytes;
+    uint32_t emptied[FIRNI_EVICT_BATCH]; /* segments to unlink */
+    uint32_t n_emptied;
+} batch;
+
+/* Takes victims out of the index, in the order of their stamps. */
+static firni_code choose(batch *job)
+{
+    const firni_index *index = &job->volume->index;
+    uint64_t stamp_min = 0;
+    while (job->n_victims < FIRNI_EVICT_BATCH &&
+           (job->only_expired || job->n_bytes < job->n_bytes_wanted || job->n_victims < job->n_wanted)) {
+        firni_key key;
+        firni_entry entry;
+        firni_code code = firni_index_oldest(index, job->txn, stamp_min, &key, &entry);
+        if (code == MDB_NOTFOUND) {
+            return 0;
+        }
+        if (code != 0) {
+            return code;
+        }
+        stamp_min = entry.stamp + 1;
+        if (job->only_expired && !firni_disk_is_expired(job->disk, entry.stamp)) {
+            return 0; /* the rest is younger */
+        }
+        bool has_children = false;
+        if (key.which == FIRNI_RECORDS) {
+            code = firni_index_has_children(index, job->txn, &entry.digest, &has_children);
+        }
+        if (code == 0 && !has_children && firni_disk_condemn(job->disk, &key, &entry)) {
+            code = firni_index_remove(index, job->txn, &key, &entry);
+            job->victims[job->n_victims++] = entry.place;
+            job->n_bytes += entry.place.n_bytes;
+        }
+        if (code != 0) {
+            return code;
+        }
+    }
+    return 0;
+}
+
+/* Segments that lost their last entry with this batch: their files are unlinked instead of punched. */
+static firni_code drop_emptied(batch *job)
+{
+    for (uint32_t i = 0; i < job->n_victims; i++) {
+        bool dropped = false;
+        const firni_code code = firni_volume_drop_if_empty(job->volume, job->txn, job->victims[i].segment, &dropped);
+        if (code != 0) {
+            return code;
+        }
+        if (dropped) {
+            job->emptied[job->n_emptied++] = job->victims[i].segment;
+        }
+    }
+    return 0;
+}
+
+/* Unnames, then punches. On failure nothing changed. */
+static firni_code evict_batch(batch *job)
+{
+    firni_volume *volume = job->volume;
+    if (!firni_volume_reserve_holes(volume, FIRNI_EVICT_BATCH)) {
+        return ENOMEM;
+    }
+    firni_code code = firni_index_begin(&volume->index, false, &job->txn);
+    if (code != 0) {
+        return code;
+    }
+    /* Holes are added before they are logged; after an abort they are taken back, for their records are still named. */
+    const uint32_t n_holes_before = volume->n_holes;
+    code = choose(job);
+    if (code == 0) {
+        code = drop_emptied(job);
+    }
+    if (code == 0 && job->n_victims > 0) {
+        for (uint32_t i = 0; i < job->n_victims; i++) {
+            firni_volume_add_hole(volume, &job->victims[i]);
+        }
+        code = firni_volume_log_holes(volume, job->txn);
+    }
+    if (code == 0 && job->n_victims > 0) {
+        code = mdb_txn_commit(job->txn);
+    } else {
+        mdb_txn_abort(job->txn);
+    }
+    const bool committed = code == 0 && job->n_victims > 0;
+    firni_disk_absolve(job->disk, committed);
+    if (!committed) {
+        volume->n_holes = n_holes_before;
+        return code;
+    }
+    firni_volume_holes_committed(volume);
+    for (uint32_t i = 0; i < job->n_emptied; i++) {
+        firni_volume_unlink_segment(volume, job->emptied[i]);
+    }
+    firni_volume_punch(volume);
+    firni_volume_measure(volume);
+    pthread_mutex_lock(&job->disk->mutex);
+    job->disk->stats.n_evicted += job->n_victims;
+    pthread_mutex_unlock(&job->disk->mutex);
+    return 0;
+}
+
+/* ---- room -------------------------------------------------------------------------------------------------------- */
+
+/* Bytes above the budget, were n_bytes written and n_entries changed in the index. */
+static uint64_t deficit(const firni_disk *disk, firni_volume *volume, uint64_t n_bytes, uint64_t n_entries)
+{
+    const uint64_t index_bytes = atomic_load(&volume->index_physical_bytes);
+    const uint64_t needed = firni_volume_physical_bytes(volume) + n_bytes +
+                            firni_index_reserve_bytes(index_bytes, n_entries) +
+                            firni_index_reserve_bytes(index_bytes, FIRNI_EVICT_BATCH) +
+                            (uint64_t)firni_segments_count(&volume->segments) * SEGMENT_SLACK_BYTES;
+    return needed > disk->options.budget_bytes ? needed - disk->options.budget_bytes : 0;
+}
+
+/* The loop is bounded: each round removes entries, or ends. Bytes are asked for anew in each round, since punching may
+ * give back less than the records' size (shared file system blocks, a file system without holes). */
+static firn_reason evict_until_fits(firni_disk *disk, firni_volume *volume, uint64_t n_bytes, uint64_t n_changed,
+                                    uint32_t n_new)
+{
+    const uint64_t n_entries_max = firni_index_entries_max(disk->options.budget_bytes);
+    for (;;) {
+        const uint64_t n_bytes_over = deficit(disk, volume, n_bytes, n_changed);
+        const uint64_t n_entries = atomic_load(&volume->n_entries) + n_new;
+        if (n_bytes_over == 0 && n_entries <= n_entries_max) {
+            return FIRN_REASON_NONE;
+        }
+        batch job = { .disk = disk,
+                      .volume = volume,
+                      .n_bytes_wanted = n_bytes_over,
+                      .n_wanted = n_entries > n_entries_max ? (uint32_t)(n_entries - n_entries_max) : 0 };
+        const firni_code code = evict_batch(&job);
+        if (code != 0) {
+            return firni_disk_failed(disk, volume, code, "evicting");
+        }
+        if (job.n_victims == 0) {
+            return FIRN_REASON_DISK_FULL; /* what is left is promised to somebody */
+        }
+    }
+}
+
+firn_reason firni_disk_make_room(firni_disk *disk, firni_volume *volume, uint64_t n_bytes, uint32_t n_records)
+{
+    if (n_bytes > disk->options.budget_bytes) {
+        return FIRN_REASON_DISK_FULL; /* without emptying the disk for what can not fit */
+    }
+    if (deficit(disk, volume, n_bytes, n_records) > 0) {
+        const firn_reason reason = firni_disk_upkeep(disk, volume); /* so that the order of stamps is the true one */
+        if (reason != FIRN_REASON_NONE && reason != FIRN_REASON_DISK_FULL) {
+            return reason;
+        }
+    }
+    return evict_until_fits(disk, volume, n_bytes, n_records, n_records);
+}
+
+/* ---- upkeep ------------------------------------------------------------------------------------------------------ */
+
+/* What was noted in RAM, taken over from the disk. */
+typedef struct note_list {
+    firni_touch touches[FIRNI_TOUCHES_MAX];
+    uint32_t n_touches;
+    firni_suspect suspects[FIRNI_SUSPECTS_MAX];
+    uint32_t n_suspects;
+    uint64_t n_changed; /* entries that will be written */
+} note_list;
+
+/* Touches are taken over for good: when they cannot be written, a little recency is lost and nothing else. Suspects
+ * stay in the list until the index knows them, because lookups rely on it. */
+static void take_notes(firni_disk *disk, note_list *out)
+{
+    pthread_mutex_lock(&disk->mutex);
+    out->n_touches = disk->n_touches;
+    memcpy(out->touches, disk->touches, disk->n_touches * sizeof out->touches[0]);
+    disk->n_touches = 0;
+    out->n_suspects = disk->n_suspects;
+    memcpy(out->suspects, disk->suspects, disk->n_suspects * sizeof out->suspects[0]);
+    pthread_mutex_unlock(&disk->mutex);
+    out->n_changed = out->n_suspects;
+    for (uint32_t i = 0; i < out->n_touches; i++) {
+        out->n_changed += out->touches[i].handle->n_records + 1;
+    }
+}
+
+/* The place tells whether the entry still is the record that was used. */
+static firni_code touch_one(const firni_index *index, MDB_txn *txn, const firni_key *key, const firni_entry *noted,
+                            uint64_t stamp)
+{
+    firni_entry entry;
+    const firni_code code = firni_index_get(index, txn, key, &entry);
+    if (code != 0 || !firni_place_equal(&entry.place, &noted->place)) {
+        return code == MDB_NOTFOUND ? 0 : code; /* gone, or another record by now */
+    }
+    return firni_index_touch(index, txn, key, &entry, stamp);
+}
+
+static firni_code write_touches(const firni_index *index, MDB_txn *txn, const note_list *notes)
+{
+    firni_code code = 0;
+    /* The latest use first: earlier ones of the same records are then no more than a look. */
+    for (uint32_t t = notes->n_touches; t > 0 && code == 0; t--) {
+        const firni_touch *touch = &notes->touches[t - 1];
+        const firn_tier_handle *handle = touch->handle;
+        if (handle->has_object) {
+            code = touch_one(index, txn, &handle->object_key, &handle->object, touch->stamp);
+        }
+        for (uint32_t i = 0; i < handle->n_records && code == 0; i++) {
+            const firni_key key = firni_handle_key(handle, i);
+            code = touch_one(index, txn, &key, &handle->entries[i], touch->stamp + handle->n_records - i);
+        }
+    }
+    return code;
+}
+
+static firni_code write_suspects(const firni_index *index, MDB_txn *txn, const note_list *notes)
+{
+    for (uint32_t i = 0; i < notes->n_suspects; i++) {
+        const firni_suspect *suspect = &notes->suspects[i];
+        firni_entry entry;
+        firni_code code = firni_index_get(index, txn, &suspect->key, &entry);
+        if (code == 0 && firni_place_equal(&entry.place, &suspect->place) && !entry.is_quarantined) {
+            code = firni_index_quarantine(index, txn, &suspect->key, &entry);
+        }
+        if (code != 0 && code != MDB_NOTFOUND) {
+            return code;
+        }
+    }
+    return 0;
+}
+
+/* One transaction for all of it; also the occasion to drop the log entries of holes that were punched meanwhile. */
+static firni_code write_notes(firni_disk *disk, firni_volume *volume, const note_list *notes)
+{
+    MDB_txn *txn = NULL;
+    firni_code code = firni_index_begin(&volume->index, false, &txn);
+    if (code != 0) {
+        return code;
+    }
+    code = write_touches(&volume->index, txn, notes);
+    if (code == 0) {
+        code = write_suspects(&volume->index, txn, notes);
+    }
+    if (code == 0) {
+        code = firni_volume_log_holes(volume, txn);
+    }
+    if (code != 0) {
+        mdb_txn_abort(txn);
+        return code;
+    }
+    code = mdb_txn_commit(txn);
+    if (code == 0) {
+        firni_volume_holes_committed(volume);
+        firni_volume_measure(volume);
+        pthread_mutex_lock(&disk->mutex);
+        /* Suspects are only ever appended, and the index says now what the first of them said. */
+        disk->n_suspects -= notes->n_suspects;
+        memmove(disk->suspects, disk->suspects + notes->n_suspects, disk->n_suspects * sizeof disk->suspects[0]);
+        disk->epoch++;
+        pthread_mutex_unlock(&disk->mutex);
+    }
+    return code;
+}
+
+/* In the order of stamps the expired ones are the first, so this looks at no more than it removes, plus one. */
+static firni_code expire(firni_disk *disk, firni_volume *volume)
+{
+    for (uint32_t i = 0; disk->options.ttl_ns > 0 && i < EXPIRY_BATCHES_MAX; i++) {
+        batch job = { .disk = disk, .volume = volume, .only_expired = true };
+        const firni_code code = evict_batch(&job);
+        if (code != 0 || job.n_victims < FIRNI_EVICT_BATCH) {
+            return code;
+        }
+    }
+    return 0;
+}
+
+firn_reason firni_disk_upkeep(firni_disk *disk, firni_volume *volume)
+{
+    assert(!disk->options.read_only);
+    note_list noted;
+    take_notes(disk, &noted);
+    firn_reason reason = FIRN_REASON_NONE;
+    if (noted.n_changed > 0) {
+        reason = evict_until_fits(disk, volume, 0, noted.n_changed, 0);
+        const firni_code code = reason == FIRN_REASON_NONE ? write_notes(disk, volume, &noted) : 0;
+        if (code != 0) {
+            reason = firni_disk_failed(disk, volume, code, "writing recency");
+        }
+    }
+    for (uint32_t i = 0; i < noted.n_touches; i++) {
+        firni_handle_unref(noted.touches[i].handle);
+    }
+    const firni_code code = expire(disk, volume);
+    return code != 0 ? firni_disk_failed(disk, volume, code, "expiring") : reason;
+}

@@ -1,0 +1,201 @@
+/*
+ * Handles: what a lookup promises, and how the promise is kept and given back.
+ *
+ *      lookup --promise--> pinned --release--> unpinned        references: the caller, jobs in the queue, pending touches
+ *                             ^                                pins:       the caller, jobs in the queue
+ *                             | eviction asks, and condemns what is not pinned
+ *
+ * Owns their memory, the list of pinned ones, and the touches that lookups leave behind. Knows nothing of files or the
+ * index: it compares digests and places.
+ */
+#include <assert.h>
+#include <string.h>
+
+#include "tier/disk/disk_impl.h"
+
+/* ---- life and pins ----------------------------------------------------------------------------------------------- */
+
+/* References keep the memory, pins keep the records on disk: a pending touch needs the first without the second. */
+firn_tier_handle *firni_handle_create(const firn_env *env, uint32_t n_records, uint32_t n_tokens)
+{
+    firn_tier_handle *handle = firni_calloc(env, 1, sizeof *handle);
+    if (handle == NULL) {
+        return NULL;
+    }
+    handle->env = env;
+    atomic_init(&handle->refs, 1);
+    handle->entries = firni_calloc(env, (size_t)n_records + 1, sizeof *handle->entries);
+    handle->tokens = firni_calloc(env, (size_t)n_tokens + 1, sizeof *handle->tokens);
+    if (handle->entries == NULL || handle->tokens == NULL) {
+        firni_handle_unref(handle);
+        return NULL;
+    }
+    return handle;
+}
+
+void firni_handle_unref(firn_tier_handle *handle)
+{
+    if (handle != NULL && atomic_fetch_sub(&handle->refs, 1) == 1) {
+        assert(!handle->is_pinned);
+        firni_free(handle->env, handle->entries);
+        firni_free(handle->env, handle->tokens);
+        firni_free(handle->env, handle);
+    }
+}
+
+/* The list has one element per prefix that somebody holds, not per record: a victim is compared with a few handles, at
+ * the one position where its depth in the chain puts it. */
+void firni_handle_pin_locked(firni_disk *disk, firn_tier_handle *handle)
+{
+    if (handle->n_pins++ == 0) {
+        handle->is_pinned = true;
+        handle->prev = NULL;
+        handle->next = disk->handles;
+        if (disk->handles != NULL) {
+            disk->handles->prev = handle;
+        }
+        disk->handles = handle;
+    }
+}
+
+void firni_handle_unpin_locked(firni_disk *disk, firn_tier_handle *handle)
+{
+    assert(handle->n_pins > 0 && handle->is_pinned);
+    if (--handle->n_pins == 0) {
+        handle->is_pinned = false;
+        if (handle->prev != NULL) {
+            handle->prev->next = handle->next;
+        } else {
+            disk->handles = handle->next;
+        }
+        if (handle->next != NULL) {
+            handle->next->prev = handle->prev;
+        }
+    }
+}
+
+firni_key firni_handle_key(const firn_tier_handle *handle, uint32_t record)
+{
+    assert(record < handle->n_records);
+    return firni_key_make(FIRNI_RECORDS, record == 0 ? &handle->root : &handle->entries[record - 1].digest,
+                          handle->tokens + (size_t)record * FIRN_BLOCK_TOKENS, handle->entries[record].n_tokens);
+}
+
+bool firni_place_equal(const firni_place *a, const firni_place *b)
+{
+    return a->segment == b->segment && a->offset == b->offset;
+}
+
+bool firni_disk_is_pinned_locked(const firni_disk *disk, const firni_entry *entry, const firni_key *key)
+{
+    const uint32_t record = entry->first_token / FIRN_BLOCK_TOKENS;
+    for (const firn_tier_handle *handle = disk->handles; handle != NULL; handle = handle->next) {
+        const firni_entry *own = NULL;
+        if (key->which == FIRNI_OBJECTS) {
+            own = handle->has_object ? &handle->object : NULL;
+        } else if (record < handle->n_records) {
+            own = &handle->entries[record];
+        }
+        if (own != NULL && firni_digest_equal(&own->digest, &entry->digest)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+void firni_disk_release(firn_tier *tier, firn_tier_handle *handle)
+{
+    firni_disk *disk = firni_disk_of(tier);
+    pthread_mutex_lock(&disk->mutex);
+    firni_handle_unpin_locked(disk, handle);
+    pthread_mutex_unlock(&disk->mutex);
+    firni_handle_unref(handle);
+}
+
+/* ---- promising --------------------------------------------------------------------------------------------------- */
+
+/* Cuts the handle to its first n records. */
+static void cut_records(firn_tier_handle *handle, uint32_t n_records, firn_reason reason, firn_match *match)
+{
+    handle->n_records = n_records;
+    handle->has_object = false;
+    match->matched_len = n_records * FIRN_BLOCK_TOKENS;
+    match->prefix_len = match->matched_len;
+    match->reason = reason;
+    match->diverged = false;
+}
+
+/* Notes one use of the chain. When the list is full the use is forgotten: recency is a hint, and the worker has been
+ * woken long before. */
+static void add_touch_locked(firni_disk *disk, firn_tier_handle *handle, firn_tier_handle **dropped)
+{
+    const uint64_t stamp = firni_disk_take_stamps(disk, handle->n_records + 1);
+    for (uint32_t i = 0; i < disk->n_touches; i++) {
+        firni_touch *touch = &disk->touches[i];
+        if (touch->handle->n_records == handle->n_records && handle->n_records > 0 &&
+            touch->handle->has_object == handle->has_object &&
+            firni_digest_equal(&touch->handle->entries[handle->n_records - 1].digest,
+                               &handle->entries[handle->n_records - 1].digest)) {
+            /* The same chain again: the later use counts, at the end, where the order of stamps wants it. */
+            *dropped = touch->handle;
+            memmove(touch, touch + 1, (disk->n_touches - i - 1) * sizeof *touch);
+            disk->n_touches--;
+            break;
+        }
+    }
+    if (disk->n_touches < FIRNI_TOUCHES_MAX) {
+        atomic_fetch_add(&handle->refs, 1);
+        disk->touches[disk->n_touches++] = (firni_touch){ .handle = handle, .stamp = stamp };
+    }
+}
+
+void firni_handle_note_use(firni_disk *disk, firn_tier_handle *handle)
+{
+    firn_tier_handle *dropped = NULL;
+    pthread_mutex_lock(&disk->mutex);
+    add_touch_locked(disk, handle, &dropped);
+    const bool wake = disk->n_touches > FIRNI_TOUCHES_MAX / 2;
+    pthread_mutex_unlock(&disk->mutex);
+    firni_handle_unref(dropped);
+    if (wake) {
+        firni_worker_wake(disk->worker);
+    }
+}
+
+bool firni_handle_promise(firni_disk *disk, firn_tier_handle *handle, uint64_t epoch, firn_match *match)
+{
+    firn_tier_handle *dropped = NULL;
+    bool wake = false;
+    pthread_mutex_lock(&disk->mutex);
+    const bool is_current = disk->epoch == epoch;
+    for (uint32_t c = 0; is_current && c < disk->n_condemned; c++) {
+        for (uint32_t i = 0; i < handle->n_records; i++) {
+            if (firni_digest_equal(&handle->entries[i].digest, &disk->condemned[c])) {
+                cut_records(handle, i, FIRN_REASON_GONE, match);
+            }
+        }
+        handle->has_object = handle->has_object && !firni_digest_equal(&handle->object.digest, &disk->condemned[c]);
+    }
+    for (uint32_t s = 0; is_current && s < disk->n_suspects; s++) {
+        const firni_place *place = &disk->suspects[s].place;
+        for (uint32_t i = 0; i < handle->n_records; i++) {
+            if (firni_place_equal(&handle->entries[i].place, place)) {
+                cut_records(handle, i, FIRN_REASON_CORRUPT, match);
+            }
+        }
+        handle->has_object = handle->has_object && !firni_place_equal(&handle->object.place, place);
+    }
+    if (is_current && (handle->n_records > 0 || handle->has_object)) {
+        firni_handle_pin_locked(disk, handle);
+        if (!disk->options.read_only) {
+            add_touch_locked(disk, handle, &dropped);
+            wake = disk->n_touches > FIRNI_TOUCHES_MAX / 2;
+        }
+    }
+    pthread_mutex_unlock(&disk->mutex);
+    firni_handle_unref(dropped);
+    if (wake) {
+        firni_worker_wake(disk->worker);
+    }
+    return is_current;
+}

@@ -1,0 +1,415 @@
+/*
+ * disk: one directory as a firn_tier. This header is the map of the folder.
+ *
+ *      disk.c          table of operations, open, close, statistics, state       disk_lookup.c   find: tokens -> handle
+ *      volume.c        the attached directory: marker, lock, recovery            disk_handle.c   pins and touches
+ *      holes.c         ranges on their way back to the file system               disk_restore.c  handle -> caches
+ *      segment.c       segment files: append, punch, physical bytes              disk_object.c   attachments
+ *      index.c         LMDB: environment, transactions, segments, holes          disk_store.c    caches -> records
+ *      index_entry.c   LMDB: records, objects, recency                           disk_write.c    records -> files
+ *      index_root.c    LMDB: namespaces and identities                           disk_evict.c    room, expiry, upkeep
+ *      disk_inspect.c  visit and verify                                          disk_check.c    the books, audited
+ *      disk_worker.c   the threads of asynchronous restores: one reads, one watches deadlines
+ *
+ * How a record becomes visible (disk_store.c): bytes appended, synced, then named by one index transaction. How it goes
+ * (disk_evict.c): unnamed by one index transaction that also logs its range as a hole, then punched, then the log
+ * entry is dropped with the next transaction. A process that dies between two steps leaves bytes that no entry names:
+ * beyond a segment's logged end, or in the log of holes. Both are punched when the directory is attached again.
+ *
+ * Promises to handles. A handle pins its records: eviction asks under `mutex` whether a record is pinned, and in the
+ * same step *condemns* it, so that no later lookup can pin it. A lookup that read the index before an eviction was
+ * committed notices by `epoch` and reads again.
+ *
+ * Locks, in the order in which they may be nested:
+ *      writer           the single-writer rule itself: held by a store, an eviction or upkeep, across its I/O
+ *      mutex            short, no I/O: handles, pending touches, suspects, condemned, counters, the volume pointer
+ *      segments.mutex   short, no I/O: the table of segments
+ *      worker.mutex     short, no I/O: the queue
+ */
+#ifndef FIRNI_DISK_IMPL_H
+#define FIRNI_DISK_IMPL_H
+
+#include <lmdb.h>
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "base/base_impl.h"
+#include "firn/disk.h"
+#include "record/record_impl.h"
+
+#define FIRNI_DISK_MARKER        "firn disk tier, format 1\n"
+#define FIRNI_DISK_INDEX_VERSION 1u
+#define FIRNI_DISK_BUDGET_MIN    (UINT64_C(64) << 20)
+#define FIRNI_DISK_PATH_MAX      4096u
+#define FIRNI_KEY_BYTES_MAX      (FIRN_DIGEST_BYTES + 4u * FIRN_BLOCK_TOKENS)
+#define FIRNI_TOUCHES_MAX        64u
+#define FIRNI_SUSPECTS_MAX       64u
+#define FIRNI_EVICT_BATCH        64u
+#define FIRNI_IOV_MAX            512u  /* entries of one vectored call */
+
+/* Result of a system or LMDB call inside this folder: 0, an errno, or one of LMDB's negative codes. */
+typedef int firni_code;
+
+/* Where a record's bytes lie. A range of a segment is never used twice, so equal places mean equal bytes. */
+typedef struct firni_place {
+    uint32_t segment;
+    uint64_t offset, n_bytes;
+} firni_place;
+
+/* ---- segment.c --------------------------------------------------------------------------------------------------- */
+
+typedef struct firni_segment {
+    uint32_t id;
+    int fd;                  /* -1 while closed */
+    uint32_t n_users;        /* of fd */
+    uint64_t end;            /* where the next record goes; writer only */
+    uint64_t physical_bytes;
+    bool is_unsynced;        /* written without a sync since */
+    bool is_removed;         /* unlinked; goes with its last user */
+} firni_segment;
+
+typedef struct firni_segments {
+    const firn_env *env;
+    const char *dir;         /* the disk's */
+    bool read_only, buffered;
+    pthread_mutex_t mutex;
+    firni_segment *list;     /* guarded by mutex, sorted by id; elements move, so nothing points at them */
+    uint32_t n, capacity;
+    uint32_t n_open;
+    uint64_t physical_bytes; /* guarded by mutex: sum over list */
+} firni_segments;
+
+void firni_segments_init(firni_segments *segments, const firn_env *env, const char *dir, bool read_only, bool buffered);
+void firni_segments_deinit(firni_segments *segments); /* no users left */
+/* Makes the table know an existing file. end: what the index says; bytes beyond it are punched by the writer. */
+firni_code firni_segments_adopt(firni_segments *segments, uint32_t id, uint64_t end);
+/* Creates an empty segment file, durable in its directory. */
+firni_code firni_segments_create(firni_segments *segments, uint32_t id);
+/* Opens the segment's file if necessary and keeps it open until firni_segment_leave. */
+firni_code firni_segment_use(firni_segments *segments, uint32_t id, int *fd);
+void firni_segment_leave(firni_segments *segments, uint32_t id);
+/* Appends iov, whose total is `n_bytes`, at the segment's end. On failure the end has moved past what was written. */
+firni_code firni_segment_append(firni_segments *segments, uint32_t id, const struct iovec *iov, uint32_t n_iov,
+                                uint64_t n_bytes, uint64_t *offset);
+firni_code firni_segment_sync(firni_segments *segments, uint32_t id);
+firni_code firni_segment_punch(firni_segments *segments, const firni_place *place);
+firni_code firni_segment_unlink(firni_segments *segments, uint32_t id);
+uint64_t firni_segment_end(firni_segments *segments, uint32_t id); /* 0 when there is none */
+uint64_t firni_segments_physical_bytes(firni_segments *segments);
+uint32_t firni_segments_count(firni_segments *segments);
+void firni_segments_measure(firni_segments *segments); /* asks for each file again */
+/* Syncs whatever was written without one. */
+firni_code firni_segments_sync_all(firni_segments *segments);
+/* Parses "seg-NNNNNNNN.firn"; 0 when the name is another. */
+uint32_t firni_segment_id_of(const char *name);
+
+/* ---- index.c, index_entry.c, index_root.c ------------------------------------------------------------------------ */
+
+typedef enum firni_which { FIRNI_RECORDS = 1, FIRNI_OBJECTS = 2 } firni_which; /* persisted in the recency table */
+
+/* Key of a record: parent digest, then its tokens big-endian, so that the children of a parent are ordered by their
+ * tokens and the best partial match is a neighbour of the wanted key. */
+typedef struct firni_key {
+    firni_which which;
+    uint32_t n_bytes;
+    uint8_t bytes[FIRNI_KEY_BYTES_MAX];
+} firni_key;
+
+typedef struct firni_entry {
+    firni_record_kind kind;
+    bool is_quarantined;
+    uint32_t first_token, n_tokens;
+    firni_place place;
+    uint64_t created_wall_ns;
+    uint64_t stamp;          /* recency: wall time of the last use, made unique */
+    firn_digest digest, root;
+} firni_entry;
+
+typedef struct firni_index {
+    MDB_env *env;
+    MDB_dbi meta, records, objects, recency, segments, holes, roots, identities, texts;
+} firni_index;
+
+typedef struct firni_segment_info {
+    uint64_t end, n_records, live_bytes;
+} firni_segment_info;
+
+firn_status firni_index_open(firni_index *index, const char *dir, bool read_only, uint64_t budget_bytes,
+                             firn_error *err);
+void firni_index_close(firni_index *index);
+firni_code firni_index_begin(const firni_index *index, bool read_only, MDB_txn **out);
+uint64_t firni_index_physical_bytes(const firni_index *index, const firn_env *env, const char *dir);
+/* Bytes by which a transaction that changes n entries may make an index of index_bytes grow. */
+uint64_t firni_index_reserve_bytes(uint64_t index_bytes, uint64_t n_entries);
+uint64_t firni_index_entries_max(uint64_t budget_bytes);
+
+firni_code firni_index_next_segment(const firni_index *index, MDB_txn *txn, uint32_t *out);
+firni_code firni_index_set_next_segment(const firni_index *index, MDB_txn *txn, uint32_t id);
+firni_code firni_index_get_segment(const firni_index *index, MDB_txn *txn, uint32_t id, firni_segment_info *out);
+firni_code firni_index_put_segment(const firni_index *index, MDB_txn *txn, uint32_t id, const firni_segment_info *info);
+firni_code firni_index_del_segment(const firni_index *index, MDB_txn *txn, uint32_t id);
+firni_code firni_index_put_hole(const firni_index *index, MDB_txn *txn, const firni_place *place);
+firni_code firni_index_del_hole(const firni_index *index, MDB_txn *txn, const firni_place *place);
+/* The first logged hole after `after` (zeroed: from the start); MDB_NOTFOUND at the end. */
+firni_code firni_index_next_hole(const firni_index *index, MDB_txn *txn, const firni_place *after, firni_place *out);
+firni_code firni_index_last_stamp(const firni_index *index, MDB_txn *txn, uint64_t *out);
+
+firni_key firni_key_make(firni_which which, const firn_digest *parent, const firn_token *tokens, uint32_t n_tokens);
+uint32_t firni_key_tokens(const firni_key *key, firn_token tokens[FIRN_BLOCK_TOKENS]); /* returns their number */
+firn_digest firni_key_parent(const firni_key *key);
+
+firni_code firni_index_get(const firni_index *index, MDB_txn *txn, const firni_key *key, firni_entry *out);
+/* Adds an entry that is not there: recency, namespace, identity and segment counts follow. */
+firni_code firni_index_add(const firni_index *index, MDB_txn *txn, const firni_key *key, const firni_entry *entry,
+                           const firn_schema *schema, const char *ns);
+/* Removes an entry with all that was counted for it. */
+firni_code firni_index_remove(const firni_index *index, MDB_txn *txn, const firni_key *key, const firni_entry *entry);
+firni_code firni_index_touch(const firni_index *index, MDB_txn *txn, const firni_key *key, firni_entry *entry,
+                             uint64_t stamp);
+firni_code firni_index_quarantine(const firni_index *index, MDB_txn *txn, const firni_key *key, firni_entry *entry);
+/* Whether any record or object is the child of this digest. */
+firni_code firni_index_has_children(const firni_index *index, MDB_txn *txn, const firn_digest *digest, bool *out);
+/* The least recently used entry with a stamp of at least stamp_min; MDB_NOTFOUND when there is none. */
+firni_code firni_index_oldest(const firni_index *index, MDB_txn *txn, uint64_t stamp_min, firni_key *key,
+                              firni_entry *entry);
+/* Steps through the entries of one table in key order, after `key` (n_bytes 0: from the start). */
+firni_code firni_index_next(const firni_index *index, MDB_txn *txn, firni_key *key, firni_entry *entry);
+/* The entry right before a wanted key, in the same table. */
+firni_code firni_index_before(const firni_index *index, MDB_txn *txn, const firni_key *wanted, firni_key *key,
+                              firni_entry *entry);
+/* Reads a namespace's root: identity digest, and the name into ns[FIRN_NAMESPACE_BYTES_MAX + 1]. */
+firni_code firni_index_get_root(const firni_index *index, MDB_txn *txn, const firn_digest *root, firn_digest *identity,
+                                char *ns, uint64_t *n_records);
+/* One entry more, or less, below a root; the identity's text is there while any of its roots is. */
+firni_code firni_index_root_gained(const firni_index *index, MDB_txn *txn, const firn_digest *root,
+                                   const firn_schema *schema, const char *ns);
+firni_code firni_index_root_lost(const firni_index *index, MDB_txn *txn, const firn_digest *root);
+/* Text of an identity, borrowed from the transaction, without a terminator, and how many namespaces it has. */
+firni_code firni_index_get_identity(const firni_index *index, MDB_txn *txn, const firn_digest *identity,
+                                    const char **text, size_t *n_text, uint64_t *n_roots);
+firni_code firni_index_count(const firni_index *index, MDB_txn *txn, uint64_t *n_entries);
+bool firni_entry_decode(const void *bytes, size_t n_bytes, firni_entry *out);
+
+/* ---- volume.c ---------------------------------------------------------------------------------------------------- */
+
+/* A range that no entry names. */
+typedef struct firni_hole {
+    firni_place place;
+    bool is_logged, is_punched;
+} firni_hole;
+
+/* The attached directory. Replaced as a whole when the directory vanished and came back. */
+typedef struct firni_volume {
+    const firn_env *env;
+    const char *dir;
+    uint64_t generation;
+    uint32_t n_users;            /* guarded by disk->mutex */
+    bool is_detached;            /* guarded by disk->mutex: closed by its last user */
+    bool read_only;
+    int lock_fd;
+    uint64_t lock_inode, lock_physical_bytes;
+    firni_index index;
+    firni_segments segments;
+    _Atomic uint64_t index_physical_bytes, n_entries; /* as of the last commit */
+    /* Guarded by disk->writer. */
+    uint32_t segment_id;         /* being appended to; 0: none yet */
+    uint32_t next_segment;       /* id of the next new one: beyond every id ever used */
+    firni_hole *holes;
+    uint32_t n_holes, holes_capacity;
+    bool cannot_punch;           /* the file system has no holes: space returns with whole segments */
+} firni_volume;
+
+typedef struct firni_volume_options {
+    const char *dir;
+    bool create, read_only, buffered;
+    bool sync_always;            /* each commit of the index survives a power failure */
+    uint64_t budget_bytes;
+} firni_volume_options;
+
+firn_status firni_volume_open(const firni_volume_options *options, const firn_env *env, firni_volume **out,
+                              uint64_t *last_stamp, firn_error *err);
+void firni_volume_close(firni_volume *volume); /* accepts NULL */
+/* Whether the directory still is the one that was attached: 0, ENOENT, or another errno. */
+firni_code firni_volume_check(const firni_volume *volume, bool by_path);
+uint64_t firni_volume_physical_bytes(firni_volume *volume);
+void firni_volume_measure(firni_volume *volume);     /* refreshes what is known of the index; after each commit */
+void firni_volume_measure_all(firni_volume *volume); /* and of every segment */
+
+/* ---- holes.c ----------------------------------------------------------------------------------------------------- */
+
+/* Makes room to remember n more holes, so that firni_volume_add_hole cannot fail. */
+bool firni_volume_reserve_holes(firni_volume *volume, uint32_t n);
+void firni_volume_add_hole(firni_volume *volume, const firni_place *place);
+/* Inside a transaction: logs the holes that are not punched yet, drops those that are. After the commit:
+ * firni_volume_holes_committed, then firni_volume_punch. */
+firni_code firni_volume_log_holes(const firni_volume *volume, MDB_txn *txn);
+void firni_volume_holes_committed(firni_volume *volume);
+void firni_volume_punch(firni_volume *volume);
+/* Inside a transaction: forgets the segment when no entry is left in it and it is not being appended to. *dropped says
+ * whether its file is to be unlinked after the commit (firni_volume_unlink_segment). */
+firni_code firni_volume_drop_if_empty(const firni_volume *volume, MDB_txn *txn, uint32_t id, bool *dropped);
+void firni_volume_unlink_segment(firni_volume *volume, uint32_t id);
+
+/* ---- disk.c ------------------------------------------------------------------------------------------------------ */
+
+typedef struct firni_disk firni_disk;
+
+/* A handle: the records of one prefix. Immutable after the lookup; the members of the list are guarded by
+ * disk->mutex. */
+struct firn_tier_handle {
+    const firn_env *env;
+    atomic_uint refs;            /* the caller, asynchronous jobs, pending touches */
+    uint64_t generation;         /* of the volume */
+    bool is_pinned;              /* in disk->handles; guarded by disk->mutex */
+    uint32_t n_pins;             /* who needs the pin: the caller and running restores; guarded by disk->mutex */
+    firn_tier_handle *prev, *next;
+    uint32_t prefix_len;
+    uint32_t n_records;
+    firni_entry *entries;        /* [n_records]: blocks, the last may be a tail */
+    firn_token *tokens;          /* of all records: beyond prefix_len where the last one is longer */
+    firn_digest root, ns;
+    bool has_object;
+    firni_entry object;          /* attachments at prefix_len */
+    firni_key object_key;
+};
+
+typedef struct firni_touch {
+    firn_tier_handle *handle;    /* one reference */
+    uint64_t stamp;              /* of its last record; the one before gets one more, and so on to the root */
+} firni_touch;
+
+typedef struct firni_suspect {
+    firni_key key;
+    firni_place place;
+} firni_suspect;
+
+typedef struct firni_worker firni_worker;
+
+struct firni_disk {
+    firn_tier tier;
+    const firn_env *env;
+    char *dir;
+    firn_disk_options options;   /* defaults filled in; dir is the copy above */
+    firni_plan plan;             /* zeroed without a schema */
+    pthread_mutex_t writer;
+    pthread_mutex_t mutex;
+    /* Guarded by mutex from here on. */
+    firni_volume *volume;        /* NULL while detached */
+    bool is_attaching;
+    uint64_t generation;
+    uint64_t retry_at_ns, retry_pause_ns;
+    firn_tier_handle *handles;
+    firni_touch touches[FIRNI_TOUCHES_MAX];
+    uint32_t n_touches;
+    firni_suspect suspects[FIRNI_SUSPECTS_MAX];
+    uint32_t n_suspects;
+    firn_digest condemned[FIRNI_EVICT_BATCH];
+    uint32_t n_condemned;
+    uint64_t epoch;
+    uint64_t stamp_last;
+    firn_tier_stats stats;
+    firni_worker *worker;        /* constant after open; NULL without a schema */
+};
+
+_Static_assert(offsetof(firni_disk, tier) == 0, "a disk is a firn_tier");
+
+firni_disk *firni_disk_of(firn_tier *tier);
+/* The attached volume with one more user, or NULL with the reason. Notices when the directory was removed; while it is
+ * gone it is looked for again, no more often than the pause says. by_path: also notice one that was replaced. */
+firni_volume *firni_disk_enter(firni_disk *disk, bool by_path, firn_reason *reason);
+void firni_disk_leave(firni_disk *disk, firni_volume *volume);
+/* Names the failure, sets the tier's state, and detaches the volume when it is of no use any more. */
+firn_reason firni_disk_failed(firni_disk *disk, firni_volume *volume, firni_code code, const char *what);
+firn_reason firni_disk_reason_of(firni_code code);
+void firni_disk_healthy(firni_disk *disk); /* a write went through */
+/* n stamps for one use of a chain; returns the lowest. Call with mutex held. */
+uint64_t firni_disk_take_stamps(firni_disk *disk, uint32_t n);
+bool firni_disk_is_expired(const firni_disk *disk, uint64_t stamp);
+void firni_disk_suspect(firni_disk *disk, const firni_key *key, const firni_place *place);
+
+/* ---- disk_lookup.c, disk_handle.c -------------------------------------------------------------------------------- */
+
+firn_match firni_disk_find(firn_tier *tier, const firn_token *prompt, uint32_t n_tokens, const char *ns);
+firn_match firni_disk_find_exact(firn_tier *tier, const firn_token *tokens, uint32_t n_tokens, const char *ns);
+void firni_disk_release(firn_tier *tier, firn_tier_handle *handle);
+/* An unpinned handle with room for n_records and n_tokens, one reference; NULL without memory. */
+firn_tier_handle *firni_handle_create(const firn_env *env, uint32_t n_records, uint32_t n_tokens);
+void firni_handle_unref(firn_tier_handle *handle);
+void firni_handle_pin_locked(firni_disk *disk, firn_tier_handle *handle);   /* mutex held */
+void firni_handle_unpin_locked(firni_disk *disk, firn_tier_handle *handle); /* mutex held */
+firni_key firni_handle_key(const firn_tier_handle *handle, uint32_t record);
+bool firni_disk_is_pinned_locked(const firni_disk *disk, const firni_entry *entry, const firni_key *key);
+bool firni_place_equal(const firni_place *a, const firni_place *b);
+/* Cuts what may not be promised (condemned, suspect) off handle and match, pins the rest and notes its use. False: the
+ * index changed since `epoch`; look up again. */
+bool firni_handle_promise(firni_disk *disk, firn_tier_handle *handle, uint64_t epoch, firn_match *match);
+void firni_handle_note_use(firni_disk *disk, firn_tier_handle *handle);
+
+/* ---- disk_restore.c, disk_object.c, disk_worker.c ---------------------------------------------------------------- */
+
+#define FIRNI_CODE_CORRUPT EBADMSG /* a record's bytes are not what they should be */
+
+firn_reason firni_disk_restore(firn_tier *tier, firn_tier_handle *handle, uint32_t n_tokens, firn_restored *out);
+/* The attachments alone: n_caches is 0. */
+firn_reason firni_disk_restore_object(firni_disk *disk, firn_tier_handle *handle, firn_restored *out);
+/* Whether a decoded header is the one that entry and key name. */
+bool firni_disk_header_fits(const firni_disk *disk, const firni_record *record, const firni_entry *entry,
+                            const firni_key *key, const firn_digest *ns);
+/* Names what a failed read or check means, and keeps the record from being served again. */
+firn_reason firni_disk_bad_record(firni_disk *disk, firni_volume *volume, const firni_key *key,
+                                  const firni_entry *entry, firni_code code);
+/* Adds the attachments at exactly n tokens of the handle to *out; none is no failure. */
+firn_reason firni_object_restore(firni_disk *disk, firni_volume *volume, const firn_tier_handle *handle,
+                                 uint32_t n_tokens, firn_restored *out);
+firn_status firni_worker_create(firni_disk *disk, firni_worker **out, firn_error *err);
+/* Waits for the read in progress; what is queued is answered with GONE. Accepts NULL. */
+void firni_worker_destroy(firni_worker *worker);
+firn_status firni_disk_restore_async(firn_tier *tier, firn_tier_handle *handle, uint32_t n_tokens, uint64_t deadline_ns,
+                                     firn_restore_done done, void *ctx, firn_error *err);
+firn_status firni_disk_restore_object_async(firn_tier *tier, firn_tier_handle *handle, uint64_t deadline_ns,
+                                            firn_restore_done done, void *ctx, firn_error *err);
+void firni_worker_wake(firni_worker *worker); /* upkeep is due; accepts NULL */
+
+/* ---- disk_store.c, disk_write.c, disk_evict.c -------------------------------------------------------------------- */
+
+bool firni_disk_store(firn_tier *tier, const firn_store_input *input, firn_reason *reason);
+
+/* One record to be written. */
+typedef struct firni_pending {
+    firni_key key;
+    firni_entry entry;           /* place is filled in by the write; n_bytes 0: not attempted yet */
+    const firn_token *tokens;    /* [entry.n_tokens] */
+    firn_digest parent;
+    bool replaces;               /* an entry with this key is there: quarantined, or an object */
+    firni_entry old;
+    uint32_t n_known_tokens;     /* of its tokens, stored before in another record */
+} firni_pending;
+
+/* An upper bound of an object record's bytes. */
+uint64_t firni_object_bytes_max(const firn_attachment *attachments, uint32_t n_attachments);
+/* The object record bound to the first n tokens of the handle; replaces one that is there. */
+firni_code firni_object_plan(const firni_disk *disk, const firni_volume *volume, MDB_txn *txn,
+                             const firn_tier_handle *handle, uint32_t n_tokens, firni_pending *out);
+firni_key firni_object_key(const firn_tier_handle *handle, uint32_t n_tokens);
+
+/* writer held, all that follow. Writes block and tail records from the memory of the rows' blocks; fills in places.
+ * What was attempted has a place with n_bytes > 0, also on failure. */
+firni_code firni_disk_write_blocks(firni_disk *disk, firni_volume *volume, firni_pending *pending, uint32_t n_pending,
+                                   const firn_row_view *views, const firn_digest *ns);
+/* Writes the object record of these attachments. */
+firni_code firni_disk_write_object(firni_disk *disk, firni_volume *volume, firni_pending *pending,
+                                   const firn_attachment *attachments, uint32_t n_attachments, const firn_digest *ns);
+/* Syncs the segments that hold these records, when the durability asks for it. */
+firni_code firni_disk_sync_written(firni_disk *disk, firni_volume *volume, const firni_pending *pending,
+                                   uint32_t n_pending);
+
+/* Evicts until n_bytes in n_records fit into the budget; NONE or why not. */
+firn_reason firni_disk_make_room(firni_disk *disk, firni_volume *volume, uint64_t n_bytes, uint32_t n_records);
+/* Writes touches and suspects to the index, and evicts what expired. */
+firn_reason firni_disk_upkeep(firni_disk *disk, firni_volume *volume);
+/* Condemns an entry unless it is pinned or too many are condemned already. */
+bool firni_disk_condemn(firni_disk *disk, const firni_key *key, const firni_entry *entry);
+/* After a commit or an abort of what was condemned. */
+void firni_disk_absolve(firni_disk *disk, bool committed);
+
+#endif

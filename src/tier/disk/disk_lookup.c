@@ -1,0 +1,349 @@
+/*
+ * Lookups: from tokens to a pinned handle, through the index alone.
+ *
+ * A prompt is walked block by block: the key of each record is its parent's digest and its tokens, so a step is one
+ * exact search and nothing is hashed. Where the walk ends, the children of the last record are ordered by their tokens,
+ * so the one that agrees longest is a neighbour of the key that was looked for.
+ *
+ *      root --[64 tokens]--> d1 --[64 tokens]--> d2 --?--> { [3 5 8 ..] [3 6 1 ..] [9 ..] }   prompt goes on with 3 6 2
+ *
+ * A walk that ends early says why: the stored tokens end, they differ (then the first stored token that differs is part
+ * of the answer), or the next record may not be served. Plain state can be cut at any token, so whatever agrees is
+ * usable, up to the last token of the prompt but one.
+ *
+ * Does not read records; what a handle is and promises is disk_handle.c.
+ */
+#include <assert.h>
+#include <string.h>
+
+#include "tier/disk/disk_impl.h"
+
+#define ATTEMPTS_MAX   8u
+#define NEIGHBOURS_MAX 16u /* unusable neighbours that are skipped to either side */
+
+/* ---- the walk ---------------------------------------------------------------------------------------------------- */
+
+typedef struct prefix_walk {
+    firni_disk *disk;
+    const firni_index *index;
+    MDB_txn *txn;
+    const firn_token *tokens;
+    uint32_t n_tokens;
+    firn_tier_handle *handle; /* receives the records */
+    uint32_t matched_len;
+    bool diverged;
+    firn_token stored_token;
+    firn_reason obstacle; /* CORRUPT or EXPIRED: the walk ended at a record that may not be used */
+} prefix_walk;
+
+/* A touch that is not in the index yet keeps a record from expiring. */
+static bool was_touched(firni_disk *disk, const firni_entry *entry)
+{
+    const uint32_t record = entry->first_token / FIRN_BLOCK_TOKENS;
+    bool touched = false;
+    pthread_mutex_lock(&disk->mutex);
+    for (uint32_t i = 0; i < disk->n_touches && !touched; i++) {
+        const firn_tier_handle *handle = disk->touches[i].handle;
+        touched = record < handle->n_records && !firni_disk_is_expired(disk, disk->touches[i].stamp) &&
+                  firni_digest_equal(&handle->entries[record].digest, &entry->digest);
+    }
+    pthread_mutex_unlock(&disk->mutex);
+    return touched;
+}
+
+/* Whether an entry may be served; if not, why not. */
+static bool is_usable(const prefix_walk *walk, const firni_entry *entry, firn_reason *obstacle)
+{
+    if (entry->is_quarantined) {
+        *obstacle = FIRN_REASON_CORRUPT;
+        return false;
+    }
+    if (firni_disk_is_expired(walk->disk, entry->stamp) && !was_touched(walk->disk, entry)) {
+        *obstacle = FIRN_REASON_EXPIRED;
+        return false;
+    }
+    return true;
+}
+
+/* The handle keeps all tokens of a record, also those beyond the match: with them its keys can be made again. */
+static void take_record(prefix_walk *walk, const firni_entry *entry, const firn_token *tokens)
+{
+    firn_tier_handle *handle = walk->handle;
+    memcpy(handle->tokens + (size_t)handle->n_records * FIRN_BLOCK_TOKENS, tokens, entry->n_tokens * sizeof *tokens);
+    handle->entries[handle->n_records++] = *entry;
+}
+
+/* Full blocks along the prompt. */
+static firni_code walk_blocks(prefix_walk *walk, firn_digest *parent)
+{
+    while (walk->matched_len + FIRN_BLOCK_TOKENS <= walk->n_tokens) {
+        const firn_token *tokens = walk->tokens + walk->matched_len;
+        const firni_key key = firni_key_make(FIRNI_RECORDS, parent, tokens, FIRN_BLOCK_TOKENS);
+        firni_entry entry;
+        const firni_code code = firni_index_get(walk->index, walk->txn, &key, &entry);
+        if (code != 0) {
+            return code == MDB_NOTFOUND ? 0 : code;
+        }
+        if (!is_usable(walk, &entry, &walk->obstacle)) {
+            return 0;
+        }
+        take_record(walk, &entry, tokens);
+        *parent = entry.digest;
+        walk->matched_len += FIRN_BLOCK_TOKENS;
+    }
+    return 0;
+}
+
+/* The best child found so far, and the one that agrees longest of those that may not be used. */
+typedef struct candidate {
+    bool found;
+    firni_entry entry;
+    firn_token tokens[FIRN_BLOCK_TOKENS];
+    uint32_t n_common;
+} candidate;
+
+typedef struct child_search {
+    const firni_key *wanted;
+    candidate best;
+    uint32_t n_common_blocked;
+    firn_reason obstacle;
+} child_search;
+
+/* Looks at the child under the cursor. True when the search in this direction is over. */
+static bool consider(const prefix_walk *walk, const MDB_val *key, const MDB_val *value, child_search *search)
+{
+    const firni_key *wanted = search->wanted;
+    firni_key found = { .which = FIRNI_RECORDS, .n_bytes = (uint32_t)key->mv_size };
+    if (key->mv_size <= FIRN_DIGEST_BYTES || key->mv_size > sizeof found.bytes ||
+        memcmp(key->mv_data, wanted->bytes, FIRN_DIGEST_BYTES) != 0) {
+        return true; /* another parent's child */
+    }
+    memcpy(found.bytes, key->mv_data, key->mv_size);
+    candidate child = { .found = true };
+    firn_token wanted_tokens[FIRN_BLOCK_TOKENS];
+    const uint32_t n_wanted = firni_key_tokens(wanted, wanted_tokens);
+    const uint32_t n_found = firni_key_tokens(&found, child.tokens);
+    while (child.n_common < n_wanted && child.n_common < n_found &&
+           child.tokens[child.n_common] == wanted_tokens[child.n_common]) {
+        child.n_common++;
+    }
+    firn_reason obstacle = FIRN_REASON_CORRUPT;
+    if (!firni_entry_decode(value->mv_data, value->mv_size, &child.entry) || child.entry.n_tokens != n_found ||
+        !is_usable(walk, &child.entry, &obstacle)) {
+        if (child.n_common > search->n_common_blocked) {
+            search->n_common_blocked = child.n_common;
+            search->obstacle = obstacle;
+        }
+        return false;
+    }
+    if (!search->best.found || child.n_common > search->best.n_common) {
+        search->best = child;
+    }
+    return true; /* farther away nothing agrees longer */
+}
+
+/* From the wanted key outwards, first to larger keys, then to smaller ones. Keys are sorted by their tokens, so the
+ * agreement only shrinks with the distance; an unusable neighbour is the one reason to look further. */
+static firni_code search_neighbours(const prefix_walk *walk, child_search *search)
+{
+    MDB_cursor *cursor = NULL;
+    firni_code code = mdb_cursor_open(walk->txn, walk->index->records, &cursor);
+    if (code != 0) {
+        return code;
+    }
+    firni_key start = *search->wanted;
+    MDB_val key = { .mv_size = start.n_bytes, .mv_data = start.bytes }, value;
+    code = mdb_cursor_get(cursor, &key, &value, MDB_SET_RANGE);
+    for (uint32_t i = 0; code == 0 && i < NEIGHBOURS_MAX && !consider(walk, &key, &value, search); i++) {
+        code = mdb_cursor_get(cursor, &key, &value, MDB_NEXT);
+    }
+    key = (MDB_val){ .mv_size = start.n_bytes, .mv_data = start.bytes };
+    code = mdb_cursor_get(cursor, &key, &value, MDB_SET_RANGE);
+    code = mdb_cursor_get(cursor, &key, &value, code == 0 ? MDB_PREV : MDB_LAST);
+    for (uint32_t i = 0; code == 0 && i < NEIGHBOURS_MAX && !consider(walk, &key, &value, search); i++) {
+        code = mdb_cursor_get(cursor, &key, &value, MDB_PREV);
+    }
+    mdb_cursor_close(cursor);
+    return code == MDB_NOTFOUND ? 0 : code;
+}
+
+/* The part of a block after the last full one that matched. */
+static firni_code walk_partial(prefix_walk *walk, const firn_digest *parent)
+{
+    const uint32_t n_left = walk->n_tokens - walk->matched_len;
+    const uint32_t n_wanted = n_left < FIRN_BLOCK_TOKENS ? n_left : FIRN_BLOCK_TOKENS;
+    if (n_wanted == 0) {
+        return 0;
+    }
+    const firni_key wanted = firni_key_make(FIRNI_RECORDS, parent, walk->tokens + walk->matched_len, n_wanted);
+    child_search search = { .wanted = &wanted };
+    const firni_code code = search_neighbours(walk, &search);
+    const candidate *best = &search.best;
+    if (code != 0) {
+        return code;
+    }
+    if (walk->obstacle == FIRN_REASON_NONE && search.n_common_blocked > best->n_common) {
+        walk->obstacle = search.obstacle;
+    }
+    if (best->n_common > 0) {
+        take_record(walk, &best->entry, best->tokens);
+        walk->matched_len += best->n_common;
+    }
+    if (best->found && best->n_common < n_wanted && best->n_common < best->entry.n_tokens) {
+        walk->diverged = true;
+        walk->stored_token = best->tokens[best->n_common];
+    }
+    return 0;
+}
+
+/* The object bound to exactly n tokens of the handle, if there is one. */
+static firni_code find_object(const prefix_walk *walk, firn_tier_handle *handle, uint32_t n_tokens)
+{
+    handle->object_key = firni_object_key(handle, n_tokens);
+    const firni_code code = firni_index_get(walk->index, walk->txn, &handle->object_key, &handle->object);
+    firn_reason ignored;
+    handle->has_object = code == 0 && is_usable(walk, &handle->object, &ignored);
+    return code == MDB_NOTFOUND ? 0 : code;
+}
+
+/* Nothing begins like this: is there anything of this identity at all? */
+static firni_code explain_nothing(const prefix_walk *walk, firn_reason *reason)
+{
+    const char *text;
+    size_t n_text;
+    uint64_t n_roots, n_entries = 0;
+    firni_code code = firni_index_get_identity(walk->index, walk->txn, &walk->disk->options.schema->identity, &text,
+                                               &n_text, &n_roots);
+    if (code == MDB_NOTFOUND) {
+        code = firni_index_count(walk->index, walk->txn, &n_entries);
+    }
+    *reason = n_entries > 0 ? FIRN_REASON_WRONG_IDENTITY : FIRN_REASON_NO_PREFIX;
+    return code;
+}
+
+/* ---- find -------------------------------------------------------------------------------------------------------- */
+
+/* One snapshot of the index: fills handle and match. */
+static firni_code look_up(prefix_walk *walk, bool exact, firn_match *match)
+{
+    firn_tier_handle *handle = walk->handle;
+    firn_digest parent = handle->root;
+    firni_code code = walk_blocks(walk, &parent);
+    if (code == 0) {
+        code = walk_partial(walk, &parent);
+    }
+    if (code != 0) {
+        return code;
+    }
+    const uint32_t n_wanted = exact ? walk->n_tokens : walk->n_tokens - 1;
+    *match = (firn_match){ .matched_len = walk->matched_len,
+                           .diverged = walk->diverged,
+                           .stored_token = walk->stored_token,
+                           .prefix_len = walk->matched_len < n_wanted ? walk->matched_len : n_wanted };
+    if (walk->matched_len >= n_wanted) {
+        match->reason = FIRN_REASON_NONE;
+    } else if (walk->obstacle != FIRN_REASON_NONE) {
+        match->reason = walk->obstacle;
+    } else if (walk->matched_len > 0) {
+        match->reason = walk->diverged ? FIRN_REASON_DIVERGED : FIRN_REASON_NO_PREFIX;
+    } else {
+        code = explain_nothing(walk, &match->reason);
+    }
+    handle->n_records = (match->prefix_len + FIRN_BLOCK_TOKENS - 1) / FIRN_BLOCK_TOKENS;
+    return code == 0 ? find_object(walk, handle, match->prefix_len) : code;
+}
+
+/* A handle is worth something when it promises tokens, or (exact, zero tokens) an object. */
+static bool is_hit(const firn_match *match, const firn_tier_handle *handle, uint32_t n_tokens, bool exact)
+{
+    if (exact) {
+        return match->prefix_len == n_tokens && (n_tokens > 0 || handle->has_object);
+    }
+    return match->prefix_len > 0;
+}
+
+/* The read transaction is closed before the promise is made: it must not keep old pages alive while it waits for the
+ * mutex. What may have changed in between is what the epoch is for. */
+static firn_match find(firni_disk *disk, const firn_token *tokens, uint32_t n_tokens, const char *ns, bool exact)
+{
+    firn_match match = { .reason = FIRN_REASON_DISABLED };
+    if (disk->options.schema == NULL) {
+        return match;
+    }
+    firni_volume *volume = firni_disk_enter(disk, false, &match.reason);
+    if (volume == NULL) {
+        return match;
+    }
+    const uint32_t n_records_max = n_tokens / FIRN_BLOCK_TOKENS + 1;
+    firn_tier_handle *handle = firni_handle_create(disk->env, n_records_max, n_records_max * FIRN_BLOCK_TOKENS);
+    match.reason = handle == NULL ? FIRN_REASON_NO_MEMORY : FIRN_REASON_GONE;
+    for (uint32_t attempt = 0; handle != NULL && attempt < ATTEMPTS_MAX; attempt++) {
+        handle->generation = volume->generation;
+        handle->root = firn_chain_root(&disk->options.schema->identity, ns);
+        handle->ns = firni_namespace_digest(ns);
+        handle->n_records = 0;
+        pthread_mutex_lock(&disk->mutex);
+        const uint64_t epoch = disk->epoch;
+        pthread_mutex_unlock(&disk->mutex);
+        prefix_walk walk = {
+            .disk = disk, .index = &volume->index, .tokens = tokens, .n_tokens = n_tokens, .handle = handle
+        };
+        firni_code code = firni_index_begin(&volume->index, true, &walk.txn);
+        if (code == 0) {
+            code = look_up(&walk, exact, &match);
+            mdb_txn_abort(walk.txn);
+        }
+        if (code != 0) {
+            match = (firn_match){ .reason = firni_disk_failed(disk, volume, code, "looking up a prefix") };
+            break;
+        }
+        if (!is_hit(&match, handle, n_tokens, exact)) {
+            break;
+        }
+        if (firni_handle_promise(disk, handle, epoch, &match)) {
+            match.handle = handle->is_pinned ? handle : NULL;
+            break;
+        }
+        match = (firn_match){ .reason = FIRN_REASON_GONE };
+    }
+    if (match.handle != NULL && !is_hit(&match, handle, n_tokens, exact)) {
+        firni_disk_release(&disk->tier, handle); /* what was left after the cut is too little */
+        match.handle = NULL;
+    } else if (match.handle == NULL) {
+        firni_handle_unref(handle);
+    } else {
+        handle->prefix_len = match.prefix_len;
+    }
+    firni_disk_leave(disk, volume);
+    return match;
+}
+
+/* The end of every lookup: a miss always has a reason, and is counted under it. */
+static firn_match find_and_count(firn_tier *tier, const firn_token *tokens, uint32_t n_tokens, const char *ns,
+                                 bool exact)
+{
+    firni_disk *disk = firni_disk_of(tier);
+    firn_match match = find(disk, tokens, n_tokens, ns, exact);
+    if (match.handle == NULL) {
+        match.prefix_len = 0;
+        if (match.reason == FIRN_REASON_NONE) {
+            match.reason = match.matched_len > 0 ? FIRN_REASON_BELOW_MIN : FIRN_REASON_NO_PREFIX;
+        }
+    }
+    pthread_mutex_lock(&disk->mutex);
+    disk->stats.n_hits += match.handle != NULL;
+    disk->stats.n_misses += match.handle == NULL;
+    disk->stats.miss_reasons[match.reason] += match.handle == NULL;
+    pthread_mutex_unlock(&disk->mutex);
+    return match;
+}
+
+firn_match firni_disk_find(firn_tier *tier, const firn_token *prompt, uint32_t n_tokens, const char *ns)
+{
+    return find_and_count(tier, prompt, n_tokens, ns, false);
+}
+
+firn_match firni_disk_find_exact(firn_tier *tier, const firn_token *tokens, uint32_t n_tokens, const char *ns)
+{
+    return find_and_count(tier, tokens, n_tokens, ns, true);
+}

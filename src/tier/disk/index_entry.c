@@ -1,0 +1,366 @@
+/*
+ * The index, second part: entries of records and objects, and their recency.
+ *
+ * Owns the byte forms of keys and entries (drawn in docs/FORMAT.md). Every change keeps these invariants within one
+ * transaction:
+ *
+ *   - each entry has exactly one recency row, under its stamp, and stamps are unique;
+ *   - a segment's n_records and live_bytes are the sums over its entries, and its end is beyond all of them;
+ *   - the namespace's count of entries follows (index_root.c).
+ */
+#include <assert.h>
+#include <errno.h>
+#include <string.h>
+
+#include "record/bytes_impl.h"
+#include "tier/disk/disk_impl.h"
+
+#define ENTRY_BYTES      112u
+#define STATE_LIVE       0u
+#define STATE_QUARANTINE 1u
+
+static MDB_val val_of(const void *bytes, size_t n_bytes)
+{
+    return (MDB_val){ .mv_size = n_bytes, .mv_data = (void *)(uintptr_t)bytes };
+}
+
+static void put_be64(uint8_t *at, uint64_t value)
+{
+    for (unsigned i = 0; i < 8; i++) {
+        at[i] = (uint8_t)(value >> (56 - 8 * i));
+    }
+}
+
+static uint64_t get_be64(const uint8_t *at)
+{
+    uint64_t value = 0;
+    for (unsigned i = 0; i < 8; i++) {
+        value = value << 8 | at[i];
+    }
+    return value;
+}
+
+/* Records and objects have keys and entries of one form, in two tables: children of a parent are looked for among the
+ * records alone. */
+static MDB_dbi table_of(const firni_index *index, firni_which which)
+{
+    return which == FIRNI_OBJECTS ? index->objects : index->records;
+}
+
+/* ---- keys -------------------------------------------------------------------------------------------------------- */
+
+firni_key firni_key_make(firni_which which, const firn_digest *parent, const firn_token *tokens, uint32_t n_tokens)
+{
+    assert(n_tokens <= FIRN_BLOCK_TOKENS);
+    firni_key key = { .which = which, .n_bytes = FIRN_DIGEST_BYTES + 4 * n_tokens };
+    memcpy(key.bytes, parent->bytes, FIRN_DIGEST_BYTES);
+    for (uint32_t i = 0; i < n_tokens; i++) {
+        uint8_t *at = key.bytes + FIRN_DIGEST_BYTES + 4 * (size_t)i;
+        at[0] = (uint8_t)(tokens[i] >> 24);
+        at[1] = (uint8_t)(tokens[i] >> 16);
+        at[2] = (uint8_t)(tokens[i] >> 8);
+        at[3] = (uint8_t)tokens[i];
+    }
+    return key;
+}
+
+uint32_t firni_key_tokens(const firni_key *key, firn_token tokens[FIRN_BLOCK_TOKENS])
+{
+    const uint32_t n_tokens = (key->n_bytes - FIRN_DIGEST_BYTES) / 4;
+    for (uint32_t i = 0; i < n_tokens; i++) {
+        const uint8_t *at = key->bytes + FIRN_DIGEST_BYTES + 4 * (size_t)i;
+        tokens[i] = (firn_token)at[0] << 24 | (firn_token)at[1] << 16 | (firn_token)at[2] << 8 | at[3];
+    }
+    return n_tokens;
+}
+
+firn_digest firni_key_parent(const firni_key *key)
+{
+    firn_digest parent;
+    memcpy(parent.bytes, key->bytes, FIRN_DIGEST_BYTES);
+    return parent;
+}
+
+/* False when the bytes are not a key. */
+static bool key_from(firni_which which, const void *bytes, size_t n_bytes, firni_key *out)
+{
+    if (n_bytes < FIRN_DIGEST_BYTES || n_bytes > FIRNI_KEY_BYTES_MAX || n_bytes % 4 != 0) {
+        return false;
+    }
+    out->which = which;
+    out->n_bytes = (uint32_t)n_bytes;
+    memcpy(out->bytes, bytes, n_bytes);
+    return true;
+}
+
+/* ---- entries ----------------------------------------------------------------------------------------------------- */
+
+static void entry_encode(const firni_entry *entry, uint8_t at[ENTRY_BYTES])
+{
+    memset(at, 0, ENTRY_BYTES);
+    at[0] = (uint8_t)entry->kind;
+    at[1] = entry->is_quarantined ? STATE_QUARANTINE : STATE_LIVE;
+    firni_put_u16(at + 2, (uint16_t)entry->n_tokens);
+    firni_put_u32(at + 4, entry->first_token);
+    firni_put_u32(at + 8, entry->place.segment);
+    firni_put_u64(at + 16, entry->place.offset);
+    firni_put_u64(at + 24, entry->place.n_bytes);
+    firni_put_u64(at + 32, entry->created_wall_ns);
+    firni_put_u64(at + 40, entry->stamp);
+    memcpy(at + 48, entry->digest.bytes, FIRN_DIGEST_BYTES);
+    memcpy(at + 80, entry->root.bytes, FIRN_DIGEST_BYTES);
+}
+
+bool firni_entry_decode(const void *bytes, size_t n_bytes, firni_entry *out)
+{
+    const uint8_t *at = bytes;
+    if (n_bytes != ENTRY_BYTES) {
+        return false;
+    }
+    *out = (firni_entry){
+        .kind = (firni_record_kind)at[0],
+        .is_quarantined = at[1] != STATE_LIVE,
+        .n_tokens = firni_get_u16(at + 2),
+        .first_token = firni_get_u32(at + 4),
+        .place = { .segment = firni_get_u32(at + 8),
+                   .offset = firni_get_u64(at + 16),
+                   .n_bytes = firni_get_u64(at + 24) },
+        .created_wall_ns = firni_get_u64(at + 32),
+        .stamp = firni_get_u64(at + 40),
+    };
+    memcpy(out->digest.bytes, at + 48, FIRN_DIGEST_BYTES);
+    memcpy(out->root.bytes, at + 80, FIRN_DIGEST_BYTES);
+    return out->n_tokens <= FIRN_BLOCK_TOKENS && out->place.n_bytes > 0 &&
+           out->place.n_bytes <= FIRNI_RECORD_BYTES_MAX && out->place.n_bytes % FIRNI_RECORD_ALIGN == 0 &&
+           out->place.offset % FIRNI_RECORD_ALIGN == 0 && out->place.offset <= UINT64_MAX / 2;
+}
+
+static firni_code put_entry(const firni_index *index, MDB_txn *txn, const firni_key *key, const firni_entry *entry,
+                            unsigned flags)
+{
+    uint8_t bytes[ENTRY_BYTES];
+    entry_encode(entry, bytes);
+    MDB_val db_key = val_of(key->bytes, key->n_bytes), value = val_of(bytes, sizeof bytes);
+    return mdb_put(txn, table_of(index, key->which), &db_key, &value, flags);
+}
+
+firni_code firni_index_get(const firni_index *index, MDB_txn *txn, const firni_key *key, firni_entry *out)
+{
+    MDB_val db_key = val_of(key->bytes, key->n_bytes), value;
+    const firni_code code = mdb_get(txn, table_of(index, key->which), &db_key, &value);
+    if (code != 0) {
+        return code;
+    }
+    return firni_entry_decode(value.mv_data, value.mv_size, out) ? 0 : MDB_CORRUPTED;
+}
+
+/* ---- recency ----------------------------------------------------------------------------------------------------- */
+
+/* NOOVERWRITE: two entries with one stamp would lose one of them. */
+static firni_code put_recency(const firni_index *index, MDB_txn *txn, const firni_key *key, uint64_t stamp)
+{
+    uint8_t stamp_bytes[8], bytes[1 + FIRNI_KEY_BYTES_MAX];
+    put_be64(stamp_bytes, stamp);
+    bytes[0] = (uint8_t)key->which;
+    memcpy(bytes + 1, key->bytes, key->n_bytes);
+    MDB_val db_key = val_of(stamp_bytes, sizeof stamp_bytes), value = val_of(bytes, 1 + (size_t)key->n_bytes);
+    return mdb_put(txn, index->recency, &db_key, &value, MDB_NOOVERWRITE);
+}
+
+static firni_code del_recency(const firni_index *index, MDB_txn *txn, uint64_t stamp)
+{
+    uint8_t stamp_bytes[8];
+    put_be64(stamp_bytes, stamp);
+    MDB_val db_key = val_of(stamp_bytes, sizeof stamp_bytes);
+    return mdb_del(txn, index->recency, &db_key, NULL);
+}
+
+firni_code firni_index_last_stamp(const firni_index *index, MDB_txn *txn, uint64_t *out)
+{
+    *out = 0;
+    MDB_cursor *cursor = NULL;
+    firni_code code = mdb_cursor_open(txn, index->recency, &cursor);
+    if (code != 0) {
+        return code;
+    }
+    MDB_val key, value;
+    code = mdb_cursor_get(cursor, &key, &value, MDB_LAST);
+    if (code == 0) {
+        *out = key.mv_size == 8 ? get_be64(key.mv_data) : 0;
+    }
+    mdb_cursor_close(cursor);
+    return code == MDB_NOTFOUND ? 0 : code;
+}
+
+firni_code firni_index_oldest(const firni_index *index, MDB_txn *txn, uint64_t stamp_min, firni_key *key,
+                              firni_entry *entry)
+{
+    MDB_cursor *cursor = NULL;
+    firni_code code = mdb_cursor_open(txn, index->recency, &cursor);
+    if (code != 0) {
+        return code;
+    }
+    uint8_t stamp_bytes[8];
+    put_be64(stamp_bytes, stamp_min);
+    MDB_val db_key = val_of(stamp_bytes, sizeof stamp_bytes), value;
+    code = mdb_cursor_get(cursor, &db_key, &value, MDB_SET_RANGE);
+    if (code == 0) {
+        const uint8_t *at = value.mv_data;
+        const bool is_key = value.mv_size > 1 && (at[0] == FIRNI_RECORDS || at[0] == FIRNI_OBJECTS) &&
+                            key_from((firni_which)at[0], at + 1, value.mv_size - 1, key);
+        code = is_key ? firni_index_get(index, txn, key, entry) : MDB_CORRUPTED;
+        if (code == MDB_NOTFOUND) {
+            code = MDB_CORRUPTED; /* a recency row without its entry */
+        }
+    }
+    mdb_cursor_close(cursor);
+    return code;
+}
+
+firni_code firni_index_touch(const firni_index *index, MDB_txn *txn, const firni_key *key, firni_entry *entry,
+                             uint64_t stamp)
+{
+    if (stamp <= entry->stamp) {
+        return 0;
+    }
+    firni_code code = del_recency(index, txn, entry->stamp);
+    if (code == 0) {
+        entry->stamp = stamp;
+        code = put_recency(index, txn, key, stamp);
+    }
+    return code == 0 ? put_entry(index, txn, key, entry, 0) : code;
+}
+
+firni_code firni_index_quarantine(const firni_index *index, MDB_txn *txn, const firni_key *key, firni_entry *entry)
+{
+    entry->is_quarantined = true;
+    return put_entry(index, txn, key, entry, 0);
+}
+
+/* ---- adding and removing ----------------------------------------------------------------------------------------- */
+
+firni_code firni_index_add(const firni_index *index, MDB_txn *txn, const firni_key *key, const firni_entry *entry,
+                           const firn_schema *schema, const char *ns)
+{
+    firni_code code = put_entry(index, txn, key, entry, MDB_NOOVERWRITE);
+    if (code == 0) {
+        code = put_recency(index, txn, key, entry->stamp);
+    }
+    firni_segment_info info;
+    if (code == 0) {
+        code = firni_index_get_segment(index, txn, entry->place.segment, &info);
+        code = code == MDB_NOTFOUND ? 0 : code;
+    }
+    if (code == 0) {
+        const uint64_t end = entry->place.offset + entry->place.n_bytes;
+        info.n_records++;
+        info.live_bytes += entry->place.n_bytes;
+        info.end = info.end > end ? info.end : end;
+        code = firni_index_put_segment(index, txn, entry->place.segment, &info);
+    }
+    if (code != 0) {
+        return code;
+    }
+    return firni_index_root_gained(index, txn, &entry->root, schema, ns);
+}
+
+firni_code firni_index_remove(const firni_index *index, MDB_txn *txn, const firni_key *key, const firni_entry *entry)
+{
+    MDB_val db_key = val_of(key->bytes, key->n_bytes);
+    firni_code code = mdb_del(txn, table_of(index, key->which), &db_key, NULL);
+    if (code == 0) {
+        code = del_recency(index, txn, entry->stamp);
+    }
+    firni_segment_info info;
+    if (code == 0) {
+        code = firni_index_get_segment(index, txn, entry->place.segment, &info);
+    }
+    if (code == 0) {
+        assert(info.n_records > 0 && info.live_bytes >= entry->place.n_bytes);
+        info.n_records--;
+        info.live_bytes -= entry->place.n_bytes;
+        code = firni_index_put_segment(index, txn, entry->place.segment, &info);
+    }
+    return code == 0 ? firni_index_root_lost(index, txn, &entry->root) : code;
+}
+
+/* ---- walking ----------------------------------------------------------------------------------------------------- */
+
+firni_code firni_index_has_children(const firni_index *index, MDB_txn *txn, const firn_digest *digest, bool *out)
+{
+    *out = false;
+    const MDB_dbi tables[2] = { index->records, index->objects };
+    for (unsigned i = 0; i < 2 && !*out; i++) {
+        MDB_cursor *cursor = NULL;
+        firni_code code = mdb_cursor_open(txn, tables[i], &cursor);
+        if (code != 0) {
+            return code;
+        }
+        MDB_val key = val_of(digest->bytes, FIRN_DIGEST_BYTES), value;
+        code = mdb_cursor_get(cursor, &key, &value, MDB_SET_RANGE);
+        *out =
+            code == 0 && key.mv_size >= FIRN_DIGEST_BYTES && memcmp(key.mv_data, digest->bytes, FIRN_DIGEST_BYTES) == 0;
+        mdb_cursor_close(cursor);
+        if (code != 0 && code != MDB_NOTFOUND) {
+            return code;
+        }
+    }
+    return 0;
+}
+
+firni_code firni_index_next(const firni_index *index, MDB_txn *txn, firni_key *key, firni_entry *entry)
+{
+    MDB_cursor *cursor = NULL;
+    firni_code code = mdb_cursor_open(txn, table_of(index, key->which), &cursor);
+    if (code != 0) {
+        return code;
+    }
+    MDB_val db_key = val_of(key->bytes, key->n_bytes), value;
+    code = mdb_cursor_get(cursor, &db_key, &value, key->n_bytes == 0 ? MDB_FIRST : MDB_SET_RANGE);
+    if (code == 0 && key->n_bytes > 0 && db_key.mv_size == key->n_bytes &&
+        memcmp(db_key.mv_data, key->bytes, key->n_bytes) == 0) {
+        code = mdb_cursor_get(cursor, &db_key, &value, MDB_NEXT);
+    }
+    if (code == 0 && (!key_from(key->which, db_key.mv_data, db_key.mv_size, key) ||
+                      !firni_entry_decode(value.mv_data, value.mv_size, entry))) {
+        code = MDB_CORRUPTED;
+    }
+    mdb_cursor_close(cursor);
+    return code;
+}
+
+firni_code firni_index_before(const firni_index *index, MDB_txn *txn, const firni_key *wanted, firni_key *key,
+                              firni_entry *entry)
+{
+    MDB_cursor *cursor = NULL;
+    firni_code code = mdb_cursor_open(txn, table_of(index, wanted->which), &cursor);
+    if (code != 0) {
+        return code;
+    }
+    MDB_val db_key = val_of(wanted->bytes, wanted->n_bytes), value;
+    code = mdb_cursor_get(cursor, &db_key, &value, MDB_SET_RANGE);
+    if (code == 0 || code == MDB_NOTFOUND) {
+        code = mdb_cursor_get(cursor, &db_key, &value, code == 0 ? MDB_PREV : MDB_LAST);
+    }
+    if (code == 0 && (!key_from(wanted->which, db_key.mv_data, db_key.mv_size, key) ||
+                      !firni_entry_decode(value.mv_data, value.mv_size, entry))) {
+        code = MDB_CORRUPTED;
+    }
+    mdb_cursor_close(cursor);
+    return code;
+}
+
+firni_code firni_index_count(const firni_index *index, MDB_txn *txn, uint64_t *n_entries)
+{
+    *n_entries = 0;
+    const MDB_dbi tables[2] = { index->records, index->objects };
+    for (unsigned i = 0; i < 2; i++) {
+        MDB_stat stat;
+        const firni_code code = mdb_stat(txn, tables[i], &stat);
+        if (code != 0) {
+            return code;
+        }
+        *n_entries += stat.ms_entries;
+    }
+    return 0;
+}

@@ -1,0 +1,280 @@
+/*
+ * One suite over every tier: random operations, with the dictionary that always tells the truth as the model.
+ *
+ * An implementation is a row in `implementations`; a new tier is covered by adding one.
+ */
+#include "support/dict_tier.h"
+#include "tier/tier_fixture.h"
+
+#define N_STEPS      260u
+#define N_SEQUENCES  24u
+#define SEQUENCE_MAX 330u
+
+typedef struct implementation {
+    const char *name;
+    bool is_disk, evicts;
+    firn_disk_options disk;
+    fixture_options geometry;
+} implementation;
+
+static const implementation implementations[] = {
+    { .name = "dict" },
+    { .name = "disk", .is_disk = true },
+    { .name = "disk, buffered, small segments",
+      .is_disk = true,
+      .disk = { .buffered = true, .segment_bytes = 1 << 16 } },
+    { .name = "disk, no sync, f32",
+      .is_disk = true,
+      .disk = { .durability = FIRN_DURABILITY_NONE },
+      .geometry = { .dtype = FIRN_DTYPE_F32, .n_kv_heads = 1, .head_dim = 6 } },
+    { .name = "disk, evicting",
+      .is_disk = true,
+      .evicts = true,
+      .disk = { .budget_bytes = 64u << 20, .segment_bytes = 8u << 20, .durability = FIRN_DURABILITY_NONE },
+      .geometry = { .dtype = FIRN_DTYPE_F32, .n_kv_heads = 16, .head_dim = 128 } },
+};
+
+typedef struct world {
+    const implementation *impl;
+    fixture fix;
+    char *dir;
+    firn_tier *tier; /* what is tested */
+    dict_tier *model;
+    test_rng rng;
+    firn_token sequences[N_SEQUENCES][SEQUENCE_MAX];
+    uint32_t n_hits, n_stores;
+    uint64_t n_evicted; /* before the last reopening */
+} world;
+
+static void open_tier(world *w)
+{
+    w->tier = w->impl->is_disk ? fixture_open(&w->fix, w->dir, &w->impl->disk) : &dict_tier_create(NULL)->tier;
+}
+
+/* A forest: each sequence leaves an earlier one somewhere, often near a block's edge. */
+static void make_sequences(world *w)
+{
+    for (uint32_t i = 0; i < N_SEQUENCES; i++) {
+        fixture_random_tokens(&w->rng, w->sequences[i], SEQUENCE_MAX);
+        /* Less is shared where the budget is to be filled. */
+        if (w->impl->evicts ? i % 3 == 1 : i % 6 != 0) {
+            const uint32_t from = test_rng_below(&w->rng, i);
+            const uint32_t edge = 64 * (1 + test_rng_below(&w->rng, 4));
+            const uint32_t n_shared = test_rng_below(&w->rng, 2) == 0 ? edge + test_rng_below(&w->rng, 3) - 1
+                                                                      : test_rng_below(&w->rng, SEQUENCE_MAX);
+            memcpy(w->sequences[i], w->sequences[from], n_shared * sizeof(firn_token));
+        }
+    }
+}
+
+static const char *pick_namespace(world *w)
+{
+    return test_rng_below(&w->rng, 4) == 0 ? "other" : "";
+}
+
+static uint32_t pick_length(world *w)
+{
+    const uint32_t n = 64 * (1 + test_rng_below(&w->rng, 5));
+    switch (test_rng_below(&w->rng, 4)) {
+    case 0: return n;
+    case 1: return n - 1;
+    case 2: return n + 1;
+    default: return 1 + test_rng_below(&w->rng, SEQUENCE_MAX);
+    }
+}
+
+static void do_store(world *w)
+{
+    const firn_token *tokens = w->sequences[test_rng_below(&w->rng, N_SEQUENCES)];
+    const uint32_t n = pick_length(w);
+    const char *ns = pick_namespace(w);
+    float data[3] = { (float)n, test_rng_unit(&w->rng), 1.0f };
+    const firn_tensor tensor = { .dtype = FIRN_DTYPE_F32, .n_dims = 1, .shape = { 3 }, .data = data, .n_bytes = 12 };
+    const firn_attachment attachment = {
+        .schema = "test.1", .metadata = &n, .n_metadata_bytes = sizeof n, .tensors = &tensor, .n_tensors = 1
+    };
+    const uint32_t n_attachments = test_rng_below(&w->rng, 3) == 0;
+    firn_reason reason;
+    const bool stored = fixture_store_with(&w->fix, w->tier, ns, tokens, n, &attachment, n_attachments, &reason);
+    assert_true(stored);
+    if (!w->impl->evicts) { /* the dictionary never forgets: what is evicted cannot be compared with it */
+        assert_true(fixture_store_with(&w->fix, &w->model->tier, ns, tokens, n, &attachment, n_attachments, &reason));
+    }
+    w->n_stores++;
+}
+
+static void compare_attachments(const firn_restored *restored, const firn_restored *expected)
+{
+    assert_int_equal(restored->n_attachments, expected->n_attachments);
+    for (uint32_t a = 0; a < expected->n_attachments; a++) {
+        const firn_attachment *x = &restored->attachments[a], *y = &expected->attachments[a];
+        assert_string_equal(x->schema, y->schema);
+        assert_int_equal(x->n_metadata_bytes, y->n_metadata_bytes);
+        assert_memory_equal(x->metadata, y->metadata, y->n_metadata_bytes);
+        assert_int_equal(x->n_tensors, y->n_tensors);
+        for (uint32_t t = 0; t < y->n_tensors; t++) {
+            assert_int_equal(x->tensors[t].n_bytes, y->tensors[t].n_bytes);
+            assert_memory_equal(x->tensors[t].data, y->tensors[t].data, y->tensors[t].n_bytes);
+        }
+    }
+}
+
+static void compare_restore(world *w, firn_match match, firn_match expected, const firn_token *tokens)
+{
+    const uint32_t n =
+        test_rng_below(&w->rng, 3) == 0 ? 1 + test_rng_below(&w->rng, match.prefix_len) : match.prefix_len;
+    firn_restored restored, model;
+    assert_int_equal(firn_tier_restore(w->tier, match.handle, n, &restored), FIRN_REASON_NONE);
+    fixture_assert_state(&w->fix, &restored, tokens, n);
+    if (!w->impl->evicts) {
+        assert_int_equal(firn_tier_restore(&w->model->tier, expected.handle, n, &model), FIRN_REASON_NONE);
+        compare_attachments(&restored, &model);
+        firn_restored_deinit(&model);
+    }
+    firn_restored_deinit(&restored);
+    w->n_hits++;
+}
+
+static void do_find(world *w, bool exact)
+{
+    firn_token tokens[SEQUENCE_MAX];
+    memcpy(tokens, w->sequences[test_rng_below(&w->rng, N_SEQUENCES)], sizeof tokens);
+    const uint32_t n = pick_length(w);
+    if (test_rng_below(&w->rng, 3) == 0) {
+        tokens[test_rng_below(&w->rng, n)] ^= 1;
+    }
+    const char *ns = pick_namespace(w);
+    const firn_match expected =
+        exact ? firn_tier_find_exact(&w->model->tier, tokens, n, ns) : firn_tier_find(&w->model->tier, tokens, n, ns);
+    const firn_match match =
+        exact ? firn_tier_find_exact(w->tier, tokens, n, ns) : firn_tier_find(w->tier, tokens, n, ns);
+    if (!w->impl->evicts) {
+        assert_int_equal(match.prefix_len, expected.prefix_len);
+        assert_int_equal(match.matched_len, expected.matched_len);
+        assert_int_equal(match.handle != NULL, expected.handle != NULL);
+    }
+    if (match.diverged) {
+        assert_int_not_equal(match.stored_token, tokens[match.matched_len]);
+    }
+    if (match.handle != NULL) {
+        compare_restore(w, match, expected, tokens);
+    }
+    firn_tier_release(w->tier, match.handle);
+    firn_tier_release(&w->model->tier, expected.handle);
+}
+
+static void do_reopen(world *w)
+{
+    assert_true(firn_tier_flush(w->tier, 1000000000).durable);
+    if (w->impl->is_disk) {
+        firn_tier_stats before, after;
+        fixture_check(w->tier);
+        firn_tier_get_stats(w->tier, &before);
+        w->n_evicted += before.n_evicted;
+        firn_tier_destroy(w->tier);
+        open_tier(w);
+        fixture_check(w->tier);
+        firn_tier_get_stats(w->tier, &after);
+        assert_int_equal(after.n_records, before.n_records);
+        assert_int_equal(after.physical_bytes, fixture_disk_bytes(w->dir));
+    }
+}
+
+static void run(const implementation *impl)
+{
+    world *w = calloc(1, sizeof *w);
+    w->impl = impl;
+    w->rng = test_rng_create(impl->name, 11);
+    fixture_init(&w->fix, NULL, &impl->geometry);
+    w->dir = test_dir_create();
+    w->model = dict_tier_create(NULL);
+    open_tier(w);
+    make_sequences(w);
+    for (uint32_t step = 0; step < N_STEPS; step++) {
+        const uint32_t what = test_rng_below(&w->rng, 100);
+        if (what < 35) {
+            do_store(w);
+        } else if (what < 80) {
+            do_find(w, false);
+        } else if (what < 97) {
+            do_find(w, true);
+        } else {
+            do_reopen(w);
+        }
+        if (impl->is_disk && step % 32 == 0) {
+            fixture_check(w->tier);
+        }
+    }
+    firn_tier_stats stats;
+    firn_tier_get_stats(w->tier, &stats);
+    assert_true(w->n_hits > 20);
+    assert_true(!impl->evicts || w->n_evicted + stats.n_evicted > 0);
+    firn_tier_destroy(w->tier);
+    firn_tier_destroy(&w->model->tier);
+    test_dir_remove(w->dir);
+    fixture_deinit(&w->fix);
+    free(w->dir);
+    free(w);
+}
+
+static void every_tier_agrees_with_the_dictionary(void **unused)
+{
+    (void)unused;
+    for (size_t i = 0; i < sizeof implementations / sizeof implementations[0]; i++) {
+        run(&implementations[i]);
+    }
+}
+
+/* The least that an implementation may be. */
+static firn_match find_nothing(firn_tier *tier, const firn_token *prompt, uint32_t n_tokens, const char *ns)
+{
+    (void)tier;
+    (void)prompt;
+    (void)n_tokens;
+    (void)ns;
+    return (firn_match){ .reason = FIRN_REASON_NO_PREFIX };
+}
+
+static firn_reason restore_gone(firn_tier *tier, firn_tier_handle *handle, uint32_t n_tokens, firn_restored *out)
+{
+    (void)tier;
+    (void)handle;
+    (void)n_tokens;
+    (void)out;
+    return FIRN_REASON_GONE;
+}
+
+static void note_reason(void *ctx, firn_restored *restored, firn_reason reason)
+{
+    assert_null(restored);
+    *(firn_reason *)ctx = reason;
+}
+
+static void missing_members_have_their_stated_defaults(void **unused)
+{
+    (void)unused;
+    const firn_tier_ops ops = { .name = "least", .find = find_nothing, .restore = restore_gone };
+    firn_tier tier = { .ops = &ops };
+    const firn_token token = 1;
+    assert_int_equal(firn_tier_find_exact(&tier, &token, 1, NULL).reason, FIRN_REASON_NO_PREFIX);
+    firn_reason reason = FIRN_REASON_NONE;
+    assert_ok(firn_tier_restore_async(&tier, NULL, 1, 0, note_reason, &reason, NULL));
+    assert_int_equal(reason, FIRN_REASON_GONE);
+    assert_status(firn_tier_restore_object_async(&tier, NULL, 0, note_reason, &reason, NULL), FIRN_ERR_UNSUPPORTED);
+    assert_true(firn_tier_flush(&tier, 1).durable);
+    firn_tier_stats stats;
+    memset(&stats, 0xff, sizeof stats);
+    firn_tier_get_stats(&tier, &stats);
+    assert_int_equal(stats.n_records, 0);
+    firn_tier_release(&tier, NULL);
+    firn_tier_destroy(NULL);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_tier_agrees_with_the_dictionary),
+        cmocka_unit_test(missing_members_have_their_stated_defaults),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
