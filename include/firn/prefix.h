@@ -1,0 +1,122 @@
+/*
+ * The RAM tier: a tree of token blocks over one pool, with a firn_tier below it.
+ *
+ *      root(ns) -- [64 tokens] -- [64 tokens] -- [64 tokens]
+ *                                      \-- [64 tokens] -- [17 tokens]      a leaf may hold a partial tail
+ *
+ * A node holds the block references of every layer for its tokens. Tokens are compared, never only hashed. Running rows
+ * and nodes share blocks in the same pool, so a hit copies nothing and the budget counts what is really held.
+ *
+ *   - acquire() finds the longest usable prefix of a prompt in RAM and in the tier below, starts the read when the tier
+ *     has more, and pins what it promised. Identical reads in flight are joined.
+ *   - lend() makes serial caches that share the donor's blocks; the donor stays in place.
+ *   - put() inserts what is new. With a tier below, new nodes are dirty until stored there: write-behind, on the store
+ *     worker's thread. Dirty nodes stay readable and are retried; they leave RAM unstored only when there is no tier.
+ *     Whole blocks are stored soon. A partial tail is left to grow: it is stored by a flush, when room is wanted, or
+ *     when dirty nodes take more than an eighth of the budget. While the tier refuses stores or hangs, put() accepts
+ *     dirty nodes up to a quarter of the budget, so that the rest stays evictable and serving goes on.
+ *   - Eviction takes leaves first, least recently used first; never a pinned node, never a parent before its children.
+ *
+ * Threads: the tree belongs to one thread (the engine's). Only `notify` is called from other threads.
+ */
+#ifndef FIRN_PREFIX_H
+#define FIRN_PREFIX_H
+
+#include "firn/tier.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct firn_prefix firn_prefix;
+typedef struct firn_lease firn_lease;
+
+typedef struct firn_prefix_options {
+    firn_pool *pool;               /* required; outlives the tree */
+    const firn_schema *schema;     /* required; outlives the tree */
+    firn_tier *tier;               /* the tier below, or NULL; outlives the tree */
+    uint64_t budget_bytes;         /* most bytes of blocks the tree may reference; 0: the pool's budget */
+    uint32_t min_tokens;           /* shortest prefix worth reusing or keeping; 0: 16 */
+    uint32_t write_queue_max;      /* stores waiting for the worker; 0: 64 */
+    uint64_t restore_deadline_ns;  /* longest wait for a tier read; 0: 10 s */
+    uint64_t retry_ns_min;         /* first pause before a failed store is tried again, doubled up to 64 times this; 0: 100 ms */
+    void (*notify)(void *ctx);     /* called (any thread) when a lease became ready or a store ended; may be NULL */
+    void *notify_ctx;
+} firn_prefix_options;
+
+firn_status firn_prefix_create(const firn_prefix_options *options, const firn_env *env, firn_prefix **out, firn_error *err);
+/* Waits for the store and the reads in progress, drops the rest of the queue (call firn_prefix_flush first to keep it),
+ * releases all nodes. All leases released before. Accepts NULL. */
+void firn_prefix_destroy(firn_prefix *prefix);
+
+/* What a lease found. Its reason says why it is not more:
+ *   NONE         everything stored of the prompt is used: only its last token is left, or the stored tokens simply end
+ *   DIVERGED     a stored token differs at first_divergence
+ *   NO_PREFIX    not even the first token is stored
+ *   BELOW_MIN    something matches, but less than min_tokens
+ *   BREAKEVEN    the tier has less than min_tokens more than RAM
+ *   DEADLINE     a read did not end in time; until it has ended, no other is waited for
+ *   NO_MEMORY    there is no room for what would be read, or no place in the tree for what was
+ * or the reason that the tier gave for a failed read or, when RAM matches less than the tier, for a miss. */
+typedef struct firn_lease_info {
+    uint32_t n_tokens;        /* tokens of the prompt that need no computation: ram_tokens + disk_tokens */
+    uint32_t ram_tokens;
+    uint32_t disk_tokens;     /* restored from the tier below */
+    firn_reason reason;       /* why not more: see above */
+    uint32_t first_divergence;/* first prompt token that no stored state covers; the prompt's length: all are stored */
+    bool diverged;            /* a stored token differs there (false: the stored tokens simply end) */
+    firn_token stored_token;  /* the stored side, when diverged */
+    uint64_t restore_ns;      /* time the tier read took; 0 without one */
+} firn_lease_info;
+
+/* Starts a lookup of prompt[0..n_tokens) in namespace ns (NULL: ""). At least one token is always left to compute. The
+ * tier is read when it has at least min_tokens more than RAM. The tokens are copied. Errors: NO_MEMORY, INVALID (ns too
+ * long, n_tokens 0); a miss is not an error. */
+firn_status firn_prefix_acquire(firn_prefix *prefix, const firn_token *prompt, uint32_t n_tokens, const char *ns,
+                                firn_lease **out, firn_error *err);
+/* True when no read is in flight for it any more (at once for a RAM hit or a miss; after the deadline at the latest). */
+bool firn_lease_ready(firn_lease *lease);
+/* The result; call only when ready. */
+firn_lease_info firn_lease_result(firn_lease *lease);
+/* Makes one serial cache per layer with firn_lease_result().n_tokens tokens, sharing the tree's blocks; `caches` has
+ * room for schema.n_layers and the caches are the caller's. With n_tokens 0 they have one empty row each. */
+firn_status firn_lease_lend(firn_lease *lease, firn_cache **caches, firn_error *err);
+/* Unpins and frees; also cancels the wait for a read. Accepts NULL. */
+void firn_lease_release(firn_lease *lease);
+
+/* Inserts the state of tokens[0..n_tokens): caches are serial, one per layer, borrowed. Shared prefixes are stored
+ * once. Returns true when the tree holds all of it now (reason NONE), or a longer head of it than before (reason: why
+ * not the rest); false with a reason when nothing was added (below min_tokens, no room); never an error for the caller.
+ * `reason` may be NULL. */
+bool firn_prefix_put(firn_prefix *prefix, const firn_token *tokens, uint32_t n_tokens, const char *ns,
+                     const firn_cache *const *caches, firn_reason *reason);
+
+/* Evicts until the pool has `bytes` of room, or nothing more that would give it any may be evicted; returns whether
+ * there is room. When there is not, stores of dirty leaves are started, so that a later call can do better. */
+bool firn_prefix_make_room(firn_prefix *prefix, uint64_t bytes);
+/* Handles finished stores and reads, retries and deadlines; call from the engine loop whenever notified, and at least
+ * every retry_ns_min while something is dirty. Never blocks. Returns the nanoseconds until it next has something to do
+ * (UINT64_MAX: nothing). */
+uint64_t firn_prefix_poll(firn_prefix *prefix);
+/* Stores everything dirty, partial tails included, waiting at most bound_ns; then flushes the tier. The report counts
+ * nodes. Each path is tried once: a refusal is not waited out. */
+firn_flush_report firn_prefix_flush(firn_prefix *prefix, uint64_t bound_ns);
+
+typedef struct firn_prefix_stats {
+    uint64_t n_nodes, held_bytes, budget_bytes;
+    uint64_t n_dirty, n_queued, n_pinned;
+    uint64_t n_lookups, n_hits_ram, n_hits_disk;
+    uint64_t hit_tokens_ram, hit_tokens_disk, miss_tokens;
+    uint64_t n_evicted, n_stores, n_store_failures;
+    uint64_t wasted_bytes;        /* restored from the tier and then not used */
+    uint64_t reasons[FIRN_REASON_COUNT];
+} firn_prefix_stats;
+
+void firn_prefix_get_stats(const firn_prefix *prefix, firn_prefix_stats *out);
+/* Asserts every invariant of the tree (token counts, pins, byte accounting, recency order). For tests. */
+void firn_prefix_check(const firn_prefix *prefix);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,282 @@
+/*
+ * Leases: what one request was promised. Owns the lookup in RAM, the decision whether a read below is worth it, the
+ * pins, and the explanation of what was found.
+ *
+ *      acquire ---- RAM has enough, or the tier has no more, or a read cannot start ------------------> ready
+ *         '-------- waits for a read ---- it ended, or the deadline came: look in RAM once more -----> ready
+ *                         '-------------- release: the read goes on without it
+ *
+ * A lease pins one node, the deepest it uses: its ancestors have a child and therefore stay. It also holds the blocks
+ * of that node itself, because a tail that grows gets other blocks.
+ */
+#include <assert.h>
+#include <string.h>
+
+#include "prefix/prefix_impl.h"
+
+/* A tail that has grown since in the tree may give its memory back here: the lease was then its last holder. */
+static void drop_tail(firn_lease *lease)
+{
+    for (uint32_t layer = 0; layer < lease->prefix->n_layers; layer++) {
+        firn_block_release(lease->tail[layer]);
+        lease->tail[layer] = NULL;
+    }
+}
+
+/* Looks the prompt up in the tree and pins what can be used of it, instead of what was pinned before. */
+static void hold_ram(firn_lease *lease)
+{
+    firn_prefix *prefix = lease->prefix;
+    const uint32_t n_max = lease->n_prompt - 1; /* one token is always left to compute */
+    lease->ram = firni_match_tokens(firni_root_find(prefix, lease->ns), lease->prompt, lease->n_prompt);
+    firni_node *last = NULL;
+    const uint32_t n_limit = lease->ram.n_matched < n_max ? lease->ram.n_matched : n_max;
+    lease->n_usable = firni_usable_prefix(lease->ram.node, n_limit, &last);
+    lease->ram.node = NULL;
+    /* Less than the minimum is as good as nothing: it is not pinned, and not a use either. */
+    if (lease->n_usable < prefix->options.min_tokens) {
+        last = NULL;
+    }
+    firni_node *before = lease->node; /* let go only after the new one is held: they may be the same */
+    lease->node = last;
+    lease->info.n_tokens = last != NULL ? lease->n_usable : 0;
+    drop_tail(lease);
+    if (last != NULL) {
+        firni_pin(prefix, last);
+        firni_touch(prefix, last);
+        for (uint32_t layer = 0; layer < prefix->n_layers; layer++) {
+            lease->tail[layer] = firn_block_retain(last->blocks[layer]);
+        }
+    }
+    if (before != NULL) {
+        firni_unpin(prefix, before);
+    }
+}
+
+/* A reason of the tier that says more than "there is nothing more". */
+static bool is_telling(firn_reason reason)
+{
+    return reason != FIRN_REASON_NONE && reason != FIRN_REASON_NO_PREFIX && reason != FIRN_REASON_DIVERGED &&
+           reason != FIRN_REASON_BELOW_MIN;
+}
+
+/* Where the prompt leaves everything that is stored, in RAM or below. */
+static void explain_divergence(firn_lease *lease)
+{
+    firn_lease_info *info = &lease->info;
+    /* The longer match decides; between equals, the side that has a token to show. */
+    const bool below_is_longer = lease->below.matched_len > lease->ram.n_matched;
+    const bool below_says_more = lease->below.matched_len == lease->ram.n_matched && !lease->ram.diverged;
+    info->first_divergence = lease->ram.n_matched;
+    info->diverged = lease->ram.diverged;
+    info->stored_token = lease->ram.stored_token;
+    if (below_is_longer || (below_says_more && lease->below.diverged)) {
+        info->first_divergence = lease->below.matched_len;
+        info->diverged = lease->below.diverged;
+        info->stored_token = lease->below.stored_token;
+    }
+    /* As in RAM: against nothing matched at all, a difference would only say that other prompts exist. */
+    if (info->first_divergence == 0 || !info->diverged) {
+        info->diverged = false;
+        info->stored_token = 0;
+    }
+}
+
+/* The first that applies, from the most telling to the least. */
+static firn_reason explain(const firn_lease *lease, firn_reason failure)
+{
+    const firn_lease_info *info = &lease->info;
+    const uint32_t n_max = lease->n_prompt - 1;
+    if (info->n_tokens == n_max && n_max > 0) {
+        return FIRN_REASON_NONE;
+    }
+    if (failure != FIRN_REASON_NONE) {
+        return failure; /* there was more below, and this kept it there */
+    }
+    if (is_telling(lease->below.reason) && (info->n_tokens == 0 || lease->below.matched_len > lease->ram.n_matched)) {
+        return lease->below.reason;
+    }
+    if (info->first_divergence == 0) {
+        return FIRN_REASON_NO_PREFIX;
+    }
+    if (lease->n_usable < lease->ram.n_matched && lease->n_usable < n_max) {
+        return FIRN_REASON_FAMILY_MISSING;
+    }
+    if (info->n_tokens == 0) {
+        return FIRN_REASON_BELOW_MIN;
+    }
+    return info->diverged ? FIRN_REASON_DIVERGED : FIRN_REASON_NONE;
+}
+
+void firni_lease_finish(firn_lease *lease, firn_reason failure, uint64_t restore_ns)
+{
+    assert(!lease->ready && lease->read == NULL);
+    firn_prefix_stats *stats = &lease->prefix->stats;
+    firn_lease_info *info = &lease->info;
+    /* The read has put its state into the tree; or, when it failed, another request may have put its own. */
+    if (lease->waited) {
+        hold_ram(lease);
+    }
+    const bool restored = lease->waited && failure == FIRN_REASON_NONE && info->n_tokens > info->ram_tokens;
+    /* What RAM had when the lookup began is from RAM; the rest was read. Without a read that helped, all is. */
+    if (!restored) {
+        info->ram_tokens = info->n_tokens;
+    }
+    info->disk_tokens = info->n_tokens - info->ram_tokens;
+    info->restore_ns = restore_ns;
+    explain_divergence(lease);
+    info->reason = explain(lease, failure);
+    lease->ready = true;
+
+    stats->n_hits_ram += info->ram_tokens > 0;
+    stats->n_hits_disk += info->disk_tokens > 0;
+    stats->hit_tokens_ram += info->ram_tokens;
+    stats->hit_tokens_disk += info->disk_tokens;
+    stats->miss_tokens += lease->n_prompt - info->n_tokens;
+    stats->reasons[info->reason]++;
+}
+
+/* Asks the tier whether it has more, and waits for it when the gain is worth a read. Returns why not, or NONE. */
+static firn_reason look_below(firn_lease *lease)
+{
+    firn_prefix *prefix = lease->prefix;
+    firn_tier *tier = prefix->options.tier;
+    const firn_match match = firn_tier_find(tier, lease->prompt, lease->n_prompt, lease->ns);
+    lease->below = match;         /* kept for the explanation */
+    lease->below.handle = NULL;   /* goes to the read, or back */
+    const uint32_t n_held = lease->info.n_tokens;
+    /* The same measure as for keeping: below min_tokens a prefix is sooner computed than fetched. */
+    if (match.handle != NULL && match.prefix_len >= n_held + prefix->options.min_tokens) {
+        return firni_read_start(prefix, lease, &match);
+    }
+    firn_tier_release(tier, match.handle);
+    return match.prefix_len > n_held && n_held > 0 ? FIRN_REASON_BREAKEVEN : FIRN_REASON_NONE;
+}
+
+firn_status firn_prefix_acquire(firn_prefix *prefix, const firn_token *prompt, uint32_t n_tokens, const char *ns,
+                                firn_lease **out, firn_error *err)
+{
+    *out = NULL;
+    firni_inbox_drain(prefix);
+    ns = ns != NULL ? ns : "";
+    if (n_tokens == 0) {
+        return firni_fail(err, FIRN_ERR_INVALID, "an empty prompt has no prefix to look up");
+    }
+    if (strlen(ns) > FIRN_NAMESPACE_BYTES_MAX) {
+        return firni_fail(err, FIRN_ERR_INVALID, "a cache namespace has at most %u bytes",
+                          (unsigned)FIRN_NAMESPACE_BYTES_MAX);
+    }
+    firn_lease *lease = firni_calloc(prefix->env, 1, sizeof *lease + prefix->n_layers * sizeof lease->tail[0]);
+    if (lease == NULL) {
+        goto fail;
+    }
+    lease->prefix = prefix;
+    lease->n_prompt = n_tokens;
+    lease->ns = firni_strdup(prefix->env, ns);
+    lease->prompt = firni_calloc(prefix->env, n_tokens, sizeof *lease->prompt);
+    if (lease->ns == NULL || lease->prompt == NULL) {
+        goto fail;
+    }
+    memcpy(lease->prompt, prompt, n_tokens * sizeof *lease->prompt);
+
+    /* Nothing below can fail: the lookup has begun. */
+    lease->next = prefix->leases;
+    if (lease->next != NULL) {
+        lease->next->prev = lease;
+    }
+    prefix->leases = lease;
+    prefix->stats.n_lookups++;
+    lease->deadline_ns = firni_now_ns(prefix->env) + prefix->options.restore_deadline_ns;
+    hold_ram(lease);
+    lease->info.ram_tokens = lease->info.n_tokens;
+    firn_reason failure = FIRN_REASON_NONE;
+    if (prefix->options.tier != NULL && lease->info.n_tokens + 1 < n_tokens) {
+        failure = look_below(lease);
+    }
+    if (lease->read == NULL) {
+        firni_lease_finish(lease, failure, 0);
+    }
+    *out = lease;
+    return FIRN_OK;
+
+fail:
+    if (lease != NULL) {
+        firni_free(prefix->env, lease->ns);
+        firni_free(prefix->env, lease->prompt);
+        firni_free(prefix->env, lease);
+    }
+    return firni_fail(err, FIRN_ERR_NO_MEMORY, "no memory for a lookup of %u tokens", n_tokens);
+}
+
+/* The read itself goes on: it may serve the next request. */
+static void expire(firn_lease *lease, uint64_t now_ns)
+{
+    if (lease->read != NULL && now_ns >= lease->deadline_ns) {
+        const uint64_t waited_ns = now_ns - (lease->deadline_ns - lease->prefix->options.restore_deadline_ns);
+        firni_read_leave(lease);
+        firni_lease_finish(lease, FIRN_REASON_DEADLINE, waited_ns);
+    }
+}
+
+void firni_leases_expire(firn_prefix *prefix, uint64_t now_ns)
+{
+    for (firn_lease *lease = prefix->leases; lease != NULL; lease = lease->next) {
+        expire(lease, now_ns);
+    }
+}
+
+uint64_t firni_leases_next_deadline(const firn_prefix *prefix)
+{
+    uint64_t next_ns = UINT64_MAX;
+    for (const firn_lease *lease = prefix->leases; lease != NULL; lease = lease->next) {
+        if (lease->read != NULL && lease->deadline_ns < next_ns) {
+            next_ns = lease->deadline_ns;
+        }
+    }
+    return next_ns;
+}
+
+bool firn_lease_ready(firn_lease *lease)
+{
+    if (!lease->ready) {
+        firni_inbox_drain(lease->prefix);
+        expire(lease, firni_now_ns(lease->prefix->env));
+    }
+    return lease->ready;
+}
+
+firn_lease_info firn_lease_result(firn_lease *lease)
+{
+    assert(lease->ready);
+    return lease->info;
+}
+
+firn_status firn_lease_lend(firn_lease *lease, firn_cache **caches, firn_error *err)
+{
+    assert(lease->ready);
+    return firni_adopt_path(lease->prefix, lease->node, lease->info.n_tokens, lease->tail, caches, err);
+}
+
+void firn_lease_release(firn_lease *lease)
+{
+    if (lease == NULL) {
+        return;
+    }
+    firn_prefix *prefix = lease->prefix;
+    firni_read_leave(lease);
+    drop_tail(lease);
+    if (lease->node != NULL) {
+        firni_unpin(prefix, lease->node);
+    }
+    if (lease->prev != NULL) {
+        lease->prev->next = lease->next;
+    } else {
+        prefix->leases = lease->next;
+    }
+    if (lease->next != NULL) {
+        lease->next->prev = lease->prev;
+    }
+    firni_free(prefix->env, lease->ns);
+    firni_free(prefix->env, lease->prompt);
+    firni_free(prefix->env, lease);
+}

@@ -1,0 +1,228 @@
+/*
+ * prefix: the RAM tier around the token tree.
+ *
+ *      prefix.c    create, destroy, poll, statistics        lease.c     acquire, lend, release: what a request sees
+ *      tree.c      pins, recency, unsaved marks, roots      reader.c    reads from the tier in flight, joined
+ *      insert.c    put and restored state into nodes        writer.c    write-behind: the store worker
+ *      evict.c     budgets, making room                     flush.c     everything unsaved, within a bound
+ *      prefix_check.c  every invariant                      inbox.c     what other threads have finished
+ *
+ * Threads: the engine thread owns everything in firn_prefix except the two mailboxes below.
+ *
+ *      engine --- jobs ---> store worker         writer.mutex guards the queue of jobs and `stopping`
+ *      engine <-- inbox --- store worker, tier   inbox.mutex guards the list of messages and `n_posting`
+ *
+ * Lock order: both mutexes are leaves. Neither is ever held while the other is taken, during a callback, or during any
+ * call of the tier, the pool or a cache. A job or a read belongs to one side at a time; handing it over through a
+ * mailbox is what makes its contents visible to the other.
+ */
+#ifndef FIRNI_PREFIX_IMPL_H
+#define FIRNI_PREFIX_IMPL_H
+
+#include <pthread.h>
+
+#include "base/base_impl.h"
+#include "prefix/tree_impl.h"
+
+typedef enum firni_message_kind { FIRNI_MESSAGE_STORED, FIRNI_MESSAGE_READ } firni_message_kind;
+
+/* First member of a job and of a read: posting one allocates nothing, so it cannot fail. */
+typedef struct firni_message {
+    firni_message_kind kind;
+    struct firni_message *next;
+} firni_message;
+
+typedef struct firni_inbox {
+    pthread_mutex_t mutex;
+    pthread_cond_t posted;     /* signalled at each message and when a post has ended */
+    firni_message *head, *tail; /* guarded by mutex */
+    uint32_t n_posting;         /* guarded by mutex: posts that are still about to call notify */
+    bool ready;                 /* mutex and condition exist */
+} firni_inbox;
+
+/* One store on its way: its own copies and references, so that the tree may change meanwhile. */
+typedef struct firni_job {
+    firni_message message;
+    struct firni_job *next;
+    firn_prefix *prefix;
+    firni_node *leaf;          /* pinned */
+    char *ns;
+    firn_token *tokens;
+    uint32_t n_tokens;
+    firn_cache **caches;       /* one per layer */
+    bool stored;               /* the tier's answer */
+    firn_reason reason;
+} firni_job;
+
+typedef struct firni_writer {
+    pthread_t thread;
+    pthread_mutex_t mutex;
+    pthread_cond_t queued;
+    firni_job *head, *tail;    /* guarded by mutex */
+    bool stopping;             /* guarded by mutex */
+    bool has_mutex, has_thread;
+
+    /* Engine thread only from here. */
+    uint32_t n_jobs;           /* queued or running */
+    uint32_t n_refused;        /* refused attempts since the last success; drives the pause */
+    firn_reason last_refusal;
+    uint64_t next_try_ns;      /* nothing is queued before, after a refusal */
+    uint64_t progress_ns;      /* when the worker last went from idle to busy or ended a store */
+} firni_writer;
+
+/* One read of the tier in flight. */
+typedef struct firni_read {
+    firni_message message;
+    struct firni_read *prev, *next; /* in firn_prefix.reads */
+    firn_prefix *prefix;
+    firn_tier_handle *handle;
+    firn_lease *waiters;
+    char *ns;
+    firn_token *tokens;        /* what the state must turn out to cover */
+    uint32_t n_tokens;
+    uint64_t room_bytes;       /* of the pool, that the restored blocks will take */
+    uint64_t started_ns;
+    /* Written by the tier's thread before it posts the message. */
+    firn_restored restored;
+    firn_reason reason;
+    uint64_t ended_ns;
+} firni_read;
+
+struct firn_lease {
+    firn_prefix *prefix;
+    firn_lease *prev, *next;   /* in firn_prefix.leases */
+    firn_lease *next_waiter;
+    firni_read *read;          /* what it waits for */
+    firni_node *node;          /* deepest node in use, pinned; NULL when nothing is */
+    char *ns;
+    firn_token *prompt;
+    uint32_t n_prompt;
+    uint64_t deadline_ns;
+    bool waited;               /* for a read: what RAM holds may have changed since */
+    bool ready;
+    firni_match ram;           /* how far the tree goes along the prompt; its node is not kept */
+    uint32_t n_usable;         /* of these, tokens that could be resumed at, were they enough */
+    firn_match below;          /* the tier's answer; the handle is gone */
+    firn_lease_info info;
+    firn_block *tail[];        /* the last node's blocks, one reference each: its tail may be replaced meanwhile */
+};
+
+struct firn_prefix {
+    const firn_env *env;
+    firn_prefix_options options; /* defaults filled in */
+    uint32_t n_layers;
+    firn_cache **shapes;         /* one empty cache per layer: capabilities, geometry, and the source of lent caches */
+    firn_row_view *views;        /* scratch of one insertion: one per layer */
+    uint64_t node_bytes;         /* blocks of one node */
+
+    firni_node **roots;          /* sorted by namespace */
+    uint32_t n_roots, n_roots_max;
+    uint64_t n_nodes;            /* without roots */
+    uint64_t n_pinned;           /* nodes with pins, without roots */
+    uint64_t stamp;              /* the last recency stamp */
+    firni_blockset blocks;
+    firni_heap clean;            /* leaves that may leave */
+    firni_heap unsaved;          /* leaves that may leave once they are stored */
+
+    firni_link lists[FIRNI_LISTS];
+    uint64_t n_unsaved;
+    uint64_t flush_number;       /* counts flushes: what the nodes' marks are compared with */
+    bool flushing;
+    bool closing;                /* being destroyed: nothing is inserted or queued any more */
+
+    firni_read *reads;
+    uint64_t reading_bytes;      /* sum of the reads' room_bytes */
+    firn_lease *leases;
+    firni_inbox inbox;
+    firni_writer writer;
+    firn_prefix_stats stats;     /* counters; what can be derived is filled in on request */
+};
+
+/* ---- tree.c ---- */
+
+firni_node *firni_root_find(const firn_prefix *prefix, const char *ns);
+firni_node *firni_root_make(firn_prefix *prefix, const char *ns); /* find, or create; NULL without memory */
+void firni_root_drop_if_empty(firn_prefix *prefix, firni_node *root);
+const char *firni_node_namespace(const firni_node *node);
+void firni_pin(firn_prefix *prefix, firni_node *node);
+void firni_unpin(firn_prefix *prefix, firni_node *node); /* may free a root that nothing needs any more */
+/* Puts the node where its pins, children and mark say it belongs. Called after each change of one of them. */
+void firni_settle(firn_prefix *prefix, firni_node *node);
+void firni_touch(firn_prefix *prefix, firni_node *node); /* the path from here up becomes the most recently used */
+void firni_mark_unsaved(firn_prefix *prefix, firni_node *node);
+void firni_mark_saved(firn_prefix *prefix, firni_node *node);
+void firni_wait_for_store(firn_prefix *prefix, firni_node *node); /* at the end of the list */
+void firni_stop_waiting(firn_prefix *prefix, firni_node *node);   /* nothing when it is not in the list */
+/* Unlinks a leaf without pins and releases its blocks. */
+void firni_remove_leaf(firn_prefix *prefix, firni_node *leaf);
+/* One serial cache per layer over the path to `node`, cut to n_tokens. tail: the blocks of the last node, or NULL for
+ * its own. On failure all slots are NULL. */
+firn_status firni_adopt_path(const firn_prefix *prefix, const firni_node *node, uint32_t n_tokens,
+                             firn_block *const *tail, firn_cache **caches, firn_error *err);
+void firni_caches_destroy(const firn_prefix *prefix, firn_cache **caches);
+
+/* ---- insert.c ---- */
+
+typedef struct firni_insertion {
+    const char *ns;
+    const firn_token *tokens;
+    uint32_t n_tokens;
+    const firn_cache *const *caches;
+    bool is_stored;    /* the tier holds it */
+    bool unasked;      /* nobody waits for it */
+    /* results */
+    firni_node *last;  /* node that holds the last token that was kept; NULL when none was */
+    uint32_t n_kept;   /* tokens that the tree holds now, whether from these caches or not */
+    uint32_t n_taken;  /* nodes that took their blocks from these caches */
+} firni_insertion;
+
+/* NONE, or why less than all was kept. */
+firn_reason firni_insert(firn_prefix *prefix, firni_insertion *insertion);
+
+/* ---- evict.c ---- */
+
+/* Evicts until `bytes` more fit the tree's budget, or nothing may leave. */
+bool firni_evict_for_budget(firn_prefix *prefix, uint64_t bytes);
+
+/* ---- inbox.c ---- */
+
+firn_status firni_inbox_init(firn_prefix *prefix, firn_error *err);
+void firni_inbox_deinit(firn_prefix *prefix);
+void firni_inbox_post(firn_prefix *prefix, firni_message *message); /* from any thread; then calls notify */
+void firni_inbox_drain(firn_prefix *prefix);                        /* handles all messages; never blocks */
+/* Sleeps until there is a message, no longer than wait_ns. */
+void firni_inbox_wait(firn_prefix *prefix, uint64_t wait_ns);
+void firni_inbox_wait_idle(firn_prefix *prefix);                    /* until no post is under way */
+
+/* ---- reader.c ---- */
+
+/* Makes `lease` wait for a read of what the tier matched: joins one in flight that covers it, or starts one. Takes the
+ * match's handle. NONE when it waits now, else why there is no read. */
+firn_reason firni_read_start(firn_prefix *prefix, firn_lease *lease, const firn_match *match);
+void firni_read_leave(firn_lease *lease); /* the lease waits no more; the read goes on */
+void firni_read_ended(firn_prefix *prefix, firni_read *read);
+
+/* ---- lease.c ---- */
+
+/* Ends the wait of a lease and settles its result. failure: why its read gave nothing, or NONE. */
+void firni_lease_finish(firn_lease *lease, firn_reason failure, uint64_t restore_ns);
+void firni_leases_expire(firn_prefix *prefix, uint64_t now_ns); /* those whose deadline has come */
+uint64_t firni_leases_next_deadline(const firn_prefix *prefix); /* UINT64_MAX: nobody waits */
+
+/* ---- writer.c, flush.c ---- */
+
+firn_status firni_writer_init(firn_prefix *prefix, firn_error *err);
+void firni_writer_deinit(firn_prefix *prefix); /* waits for the store in progress */
+/* Wants the path that ends at `node` stored. */
+void firni_writer_want(firn_prefix *prefix, firni_node *node);
+/* Queues what waits, as far as the queue and the pause after a refusal allow. */
+void firni_writer_pump(firn_prefix *prefix);
+/* Wants the least recently used unsaved leaves stored now, tails included, until they would free `bytes`. */
+void firni_writer_press(firn_prefix *prefix, uint64_t bytes);
+void firni_job_ended(firn_prefix *prefix, firni_job *job);
+/* The tier refused its last store, or has not ended one for as long as a read may take. */
+bool firni_writer_is_ill(const firn_prefix *prefix, uint64_t now_ns);
+/* Most bytes of unsaved nodes while it is ill: the rest of the budget stays evictable, so that serving goes on. */
+uint64_t firni_unsaved_bytes_max(const firn_prefix *prefix);
+
+#endif

@@ -1,0 +1,250 @@
+/*
+ * Reads from the tier below that are in flight. Owns the read from the lookup's handle to the state in the tree; joins
+ * what would be read twice.
+ *
+ *      acquire -- found below --> room in the pool? --> restore_async ---> (tier's thread) --> inbox
+ *                      |               no: NO_MEMORY                                             |
+ *                      '-- covered by a read in flight: wait for that one                        v
+ *                                                     waiters settle <-- state goes into the tree, saved
+ *
+ * A read is never abandoned: a lease may stop waiting, but the bytes are on their way, and what arrives intact is kept
+ * for the next one who asks. What does not go into the tree is counted as wasted.
+ */
+#include <assert.h>
+#include <string.h>
+
+#include "prefix/prefix_impl.h"
+
+static void read_destroy(firn_prefix *prefix, firni_read *read)
+{
+    assert(read->waiters == NULL && read->handle == NULL);
+    firni_free(prefix->env, read->ns);
+    firni_free(prefix->env, read->tokens);
+    firni_free(prefix->env, read);
+}
+
+/* A read's waiters are a list through the leases; it has as many as requests share a prompt. */
+static void start_waiting(firni_read *read, firn_lease *lease)
+{
+    lease->read = read;
+    lease->waited = true;
+    lease->next_waiter = read->waiters;
+    read->waiters = lease;
+}
+
+void firni_read_leave(firn_lease *lease)
+{
+    if (lease->read == NULL) {
+        return;
+    }
+    firn_lease **link = &lease->read->waiters;
+    while (*link != lease) {
+        link = &(*link)->next_waiter;
+    }
+    *link = lease->next_waiter;
+    lease->next_waiter = NULL;
+    lease->read = NULL;
+}
+
+/* A read in flight that brings at least the first n_tokens of the lease's prompt. */
+static firni_read *find_covering(const firn_prefix *prefix, const firn_lease *lease, uint32_t n_tokens)
+{
+    for (firni_read *read = prefix->reads; read != NULL; read = read->next) {
+        if (read->n_tokens >= n_tokens && strcmp(read->ns, lease->ns) == 0 &&
+            firni_tokens_common(read->tokens, lease->prompt, n_tokens) == n_tokens) {
+            return read;
+        }
+    }
+    return NULL;
+}
+
+/* Whether a read has been in flight for longer than anyone waits. Then nobody waits for another one either, until that
+ * one has ended: a tier that hangs costs one deadline, not one for each request. */
+static bool does_not_answer(const firn_prefix *prefix, uint64_t now_ns)
+{
+    for (const firni_read *read = prefix->reads; read != NULL; read = read->next) {
+        if (now_ns - read->started_ns >= prefix->options.restore_deadline_ns) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* On the tier's thread. */
+static void restore_done(void *ctx, firn_restored *restored, firn_reason reason)
+{
+    firni_read *read = ctx;
+    read->reason = reason;
+    read->ended_ns = firni_now_ns(read->prefix->env);
+    if (reason == FIRN_REASON_NONE && restored != NULL) {
+        read->restored = *restored;
+        memset(restored, 0, sizeof *restored); /* ours now, whatever the tier does with the struct */
+    }
+    firni_inbox_post(read->prefix, &read->message);
+}
+
+/* A read that could not even be started is a miss like any other. */
+static firn_reason reason_of_status(firn_status status)
+{
+    switch (status) {
+    case FIRN_ERR_NO_MEMORY: return FIRN_REASON_NO_MEMORY;
+    case FIRN_ERR_BUSY: return FIRN_REASON_QUEUE_FULL;
+    case FIRN_ERR_DEADLINE: return FIRN_REASON_DEADLINE;
+    case FIRN_ERR_UNSUPPORTED: return FIRN_REASON_DISABLED;
+    case FIRN_ERR_CORRUPT:
+    case FIRN_ERR_FORMAT: return FIRN_REASON_CORRUPT;
+    default: return FIRN_REASON_IO_ERROR;
+    }
+}
+
+static uint64_t bytes_of_tokens(const firn_prefix *prefix, uint32_t n_tokens)
+{
+    uint64_t bytes = 0;
+    for (uint32_t layer = 0; layer < prefix->n_layers; layer++) {
+        bytes += firn_cache_projected_bytes(prefix->shapes[layer], n_tokens);
+    }
+    return bytes;
+}
+
+static firni_read *read_create(firn_prefix *prefix, const firn_lease *lease, uint32_t n_tokens)
+{
+    firni_read *read = firni_calloc(prefix->env, 1, sizeof *read);
+    if (read == NULL) {
+        return NULL;
+    }
+    read->message.kind = FIRNI_MESSAGE_READ;
+    read->prefix = prefix;
+    read->n_tokens = n_tokens;
+    read->room_bytes = bytes_of_tokens(prefix, n_tokens);
+    read->started_ns = firni_now_ns(prefix->env);
+    read->ns = firni_strdup(prefix->env, lease->ns);
+    read->tokens = firni_calloc(prefix->env, n_tokens, sizeof *read->tokens);
+    if (read->ns == NULL || read->tokens == NULL) {
+        read_destroy(prefix, read);
+        return NULL;
+    }
+    /* A copy: the lease may be released before the read has ended. */
+    memcpy(read->tokens, lease->prompt, n_tokens * sizeof *read->tokens);
+    return read;
+}
+
+/* From here on the read can not be joined and its bytes are not reserved any more. */
+static void unlink_read(firn_prefix *prefix, firni_read *read)
+{
+    if (read->prev != NULL) {
+        read->prev->next = read->next;
+    } else {
+        prefix->reads = read->next;
+    }
+    if (read->next != NULL) {
+        read->next->prev = read->prev;
+    }
+    prefix->reading_bytes -= read->room_bytes;
+}
+
+firn_reason firni_read_start(firn_prefix *prefix, firn_lease *lease, const firn_match *match)
+{
+    firn_tier *tier = prefix->options.tier;
+    const uint64_t now_ns = firni_now_ns(prefix->env);
+    if (does_not_answer(prefix, now_ns)) {
+        firn_tier_release(tier, match->handle);
+        return FIRN_REASON_DEADLINE;
+    }
+    firni_read *read = find_covering(prefix, lease, match->prefix_len);
+    if (read != NULL) {
+        firn_tier_release(tier, match->handle);
+        start_waiting(read, lease);
+        return FIRN_REASON_NONE;
+    }
+    read = read_create(prefix, lease, match->prefix_len);
+    /* Room also for the reads before it, which may not have taken theirs yet. */
+    if (read == NULL || read->room_bytes > prefix->options.budget_bytes ||
+        !firn_prefix_make_room(prefix, read->room_bytes + prefix->reading_bytes)) {
+        firn_tier_release(tier, match->handle);
+        if (read != NULL) {
+            read_destroy(prefix, read);
+        }
+        return FIRN_REASON_NO_MEMORY;
+    }
+    read->handle = match->handle;
+    read->next = prefix->reads;
+    if (read->next != NULL) {
+        read->next->prev = read;
+    }
+    prefix->reads = read;
+    prefix->reading_bytes += read->room_bytes;
+    start_waiting(read, lease);
+    /* Twice what a lease waits: what comes late is still worth keeping. */
+    const uint64_t give_up_ns = now_ns + 2 * prefix->options.restore_deadline_ns;
+    const firn_status status =
+        firn_tier_restore_async(tier, read->handle, read->n_tokens, give_up_ns, restore_done, read, NULL);
+    if (status != FIRN_OK) {
+        firni_read_leave(lease);
+        unlink_read(prefix, read);
+        firn_tier_release(tier, read->handle);
+        read->handle = NULL;
+        read_destroy(prefix, read);
+        return reason_of_status(status);
+    }
+    return FIRN_REASON_NONE;
+}
+
+/* The tier promises all of this; state for other tokens would be a wrong answer, so it is checked all the same. */
+static firn_reason check_restored(const firn_prefix *prefix, const firni_read *read)
+{
+    const firn_restored *restored = &read->restored;
+    if (restored->n_tokens != read->n_tokens || restored->n_caches != prefix->n_layers) {
+        return FIRN_REASON_COUNT_MISMATCH;
+    }
+    if (firni_tokens_common(restored->tokens, read->tokens, read->n_tokens) != read->n_tokens) {
+        return FIRN_REASON_CORRUPT;
+    }
+    for (uint32_t layer = 0; layer < restored->n_caches; layer++) {
+        if (restored->caches[layer] == NULL) {
+            return FIRN_REASON_FAMILY_MISSING;
+        }
+    }
+    return FIRN_REASON_NONE;
+}
+
+/* Puts intact state into the tree; NONE, or why that gave nothing. */
+static firn_reason keep_restored(firn_prefix *prefix, firni_read *read)
+{
+    /* Each node took the place of one restored block per layer: whole nodes tell used bytes from wasted ones. */
+    const uint32_t n_blocks = (read->n_tokens - 1) / FIRN_BLOCK_TOKENS + 1;
+    firn_reason reason = check_restored(prefix, read);
+    uint32_t n_taken = 0;
+    if (reason == FIRN_REASON_NONE && !prefix->closing) {
+        firni_insertion in = { .ns = read->ns,
+                               .tokens = read->tokens,
+                               .n_tokens = read->n_tokens,
+                               .caches = (const firn_cache *const *)read->restored.caches,
+                               .is_stored = true,
+                               .unasked = read->waiters == NULL };
+        reason = firni_insert(prefix, &in);
+        n_taken = in.n_taken;
+    }
+    /* What RAM had already was read for nothing: the tier restores from the first token on. */
+    prefix->stats.wasted_bytes += read->restored.n_bytes_read * (n_blocks - n_taken) / n_blocks;
+    return reason;
+}
+
+/* On the engine thread. The state goes into the tree before the waiters look again, and they pin what they find; only
+ * then are the restored caches destroyed. */
+void firni_read_ended(firn_prefix *prefix, firni_read *read)
+{
+    unlink_read(prefix, read);
+    firn_tier_release(prefix->options.tier, read->handle);
+    read->handle = NULL;
+    firn_reason reason = read->reason;
+    if (reason == FIRN_REASON_NONE) {
+        reason = keep_restored(prefix, read);
+    }
+    while (read->waiters != NULL) {
+        firn_lease *lease = read->waiters;
+        firni_read_leave(lease);
+        firni_lease_finish(lease, reason, read->ended_ns - read->started_ns);
+    }
+    firn_restored_deinit(&read->restored);
+    read_destroy(prefix, read);
+}

@@ -1,0 +1,292 @@
+/*
+ * What every part of the RAM tier does to nodes: roots, pins, recency, unsaved marks, removal. Owns the rule of where a
+ * node waits; deciding what to insert, evict or store lies elsewhere.
+ */
+#include <assert.h>
+#include <string.h>
+
+#include "prefix/prefix_impl.h"
+
+/* ---- roots ---- */
+
+/* Index of the first root that does not stand before `ns`. Namespaces are few, or short-lived: a sorted array will
+ * do. */
+static uint32_t root_place(const firn_prefix *prefix, const char *ns)
+{
+    uint32_t low = 0;
+    uint32_t high = prefix->n_roots;
+    while (low < high) {
+        const uint32_t middle = low + (high - low) / 2;
+        if (strcmp(prefix->roots[middle]->ns, ns) < 0) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+firni_node *firni_root_find(const firn_prefix *prefix, const char *ns)
+{
+    const uint32_t index = root_place(prefix, ns);
+    const bool found = index < prefix->n_roots && strcmp(prefix->roots[index]->ns, ns) == 0;
+    return found ? prefix->roots[index] : NULL;
+}
+
+firni_node *firni_root_make(firn_prefix *prefix, const char *ns)
+{
+    firni_node *root = firni_root_find(prefix, ns);
+    if (root != NULL) {
+        return root;
+    }
+    if (prefix->n_roots == prefix->n_roots_max) {
+        const uint32_t n_new = prefix->n_roots_max * 2 + 4;
+        firni_node **grown = firni_grow(prefix->env, prefix->roots, prefix->n_roots, n_new, sizeof *grown);
+        if (grown == NULL) {
+            return NULL;
+        }
+        prefix->roots = grown;
+        prefix->n_roots_max = n_new;
+    }
+    /* Room in the array first: what follows can be undone by destroying the node. */
+    root = firni_node_create(prefix->env, 0);
+    if (root == NULL || (root->ns = firni_strdup(prefix->env, ns)) == NULL) {
+        firni_node_destroy(prefix->env, root);
+        return NULL;
+    }
+    const uint32_t index = root_place(prefix, ns);
+    memmove(&prefix->roots[index + 1], &prefix->roots[index], (prefix->n_roots - index) * sizeof prefix->roots[0]);
+    prefix->roots[index] = root;
+    prefix->n_roots++;
+    return root;
+}
+
+/* Namespaces come and go with users: one without state costs nothing. */
+void firni_root_drop_if_empty(firn_prefix *prefix, firni_node *root)
+{
+    if (root->n_children > 0 || root->n_pins > 0) {
+        return;
+    }
+    const uint32_t index = root_place(prefix, root->ns);
+    assert(prefix->roots[index] == root);
+    prefix->n_roots--;
+    memmove(&prefix->roots[index], &prefix->roots[index + 1], (prefix->n_roots - index) * sizeof prefix->roots[0]);
+    firni_node_destroy(prefix->env, root);
+}
+
+const char *firni_node_namespace(const firni_node *node)
+{
+    while (node->parent != NULL) {
+        node = node->parent;
+    }
+    return node->ns;
+}
+
+/* ---- pins and recency ---- */
+
+void firni_settle(firn_prefix *prefix, firni_node *node)
+{
+    /* A parent is in no heap: it becomes a candidate when its last child has left. */
+    firni_heap *heap = NULL;
+    if (node->parent != NULL && node->n_children == 0 && node->n_pins == 0) {
+        heap = node->unsaved ? &prefix->unsaved : &prefix->clean;
+    }
+    if (node->heap == heap) {
+        if (heap != NULL) {
+            firni_heap_moved(node);
+        }
+        return;
+    }
+    if (node->heap != NULL) {
+        firni_heap_remove(node);
+    }
+    if (heap != NULL) {
+        firni_heap_add(heap, node);
+    }
+}
+
+void firni_pin(firn_prefix *prefix, firni_node *node)
+{
+    if (node->n_pins++ == 0 && node->parent != NULL) {
+        prefix->n_pinned++;
+        firni_settle(prefix, node);
+    }
+}
+
+/* The last pin of a root without children was what kept it. */
+void firni_unpin(firn_prefix *prefix, firni_node *node)
+{
+    assert(node->n_pins > 0);
+    if (--node->n_pins > 0) {
+        return;
+    }
+    if (node->parent == NULL) {
+        firni_root_drop_if_empty(prefix, node);
+        return;
+    }
+    prefix->n_pinned--;
+    firni_settle(prefix, node);
+}
+
+/* From the bottom up, so that each parent gets a newer stamp than its child: tails grow old before their heads. */
+void firni_touch(firn_prefix *prefix, firni_node *node)
+{
+    for (; node->parent != NULL; node = node->parent) {
+        node->used = ++prefix->stamp;
+        node->speculative = false;
+        if (node->heap != NULL) {
+            firni_heap_moved(node);
+        }
+    }
+}
+
+/* ---- unsaved nodes ---- */
+
+/* Doubly linked through the nodes: nothing to allocate, and a node that was saved by another path's store leaves the
+ * middle of the list in constant time. */
+
+static void list_append(firn_prefix *prefix, firni_list_id id, firni_node *node)
+{
+    firni_link *list = &prefix->lists[id];
+    node->links[id] = (firni_link){ .prev = list->prev };
+    if (list->prev != NULL) {
+        list->prev->links[id].next = node;
+    } else {
+        list->next = node;
+    }
+    list->prev = node;
+}
+
+static void list_remove(firn_prefix *prefix, firni_list_id id, firni_node *node)
+{
+    firni_link *list = &prefix->lists[id];
+    const firni_link link = node->links[id];
+    if (link.prev != NULL) {
+        link.prev->links[id].next = link.next;
+    } else {
+        list->next = link.next;
+    }
+    if (link.next != NULL) {
+        link.next->links[id].prev = link.prev;
+    } else {
+        list->prev = link.prev;
+    }
+}
+
+void firni_mark_unsaved(firn_prefix *prefix, firni_node *node)
+{
+    if (!node->unsaved) {
+        node->unsaved = true;
+        prefix->n_unsaved++;
+        list_append(prefix, FIRNI_LIST_UNSAVED, node);
+        firni_settle(prefix, node);
+    }
+}
+
+/* A saved node has nothing to wait for. */
+void firni_mark_saved(firn_prefix *prefix, firni_node *node)
+{
+    if (node->unsaved) {
+        firni_stop_waiting(prefix, node);
+        node->unsaved = false;
+        prefix->n_unsaved--;
+        list_remove(prefix, FIRNI_LIST_UNSAVED, node);
+        firni_settle(prefix, node);
+    }
+}
+
+void firni_wait_for_store(firn_prefix *prefix, firni_node *node)
+{
+    if (!node->waiting) {
+        node->waiting = true;
+        list_append(prefix, FIRNI_LIST_WAITING, node);
+    }
+}
+
+void firni_stop_waiting(firn_prefix *prefix, firni_node *node)
+{
+    if (node->waiting) {
+        node->waiting = false;
+        list_remove(prefix, FIRNI_LIST_WAITING, node);
+    }
+}
+
+/* ---- removal ---- */
+
+void firni_remove_leaf(firn_prefix *prefix, firni_node *leaf)
+{
+    assert(leaf->n_children == 0 && leaf->n_pins == 0 && !leaf->storing);
+    firni_mark_saved(prefix, leaf); /* only without a tier to store it: destruction */
+    if (leaf->heap != NULL) {
+        firni_heap_remove(leaf);
+    }
+    /* The blocks' memory goes back to the pool now, unless a row, a lease or a store still shares them. */
+    firni_node *parent = leaf->parent;
+    firni_node_unlink(leaf);
+    for (uint32_t layer = 0; layer < prefix->n_layers; layer++) {
+        firni_blockset_remove(&prefix->blocks, leaf->blocks[layer]);
+        firn_block_release(leaf->blocks[layer]);
+    }
+    prefix->n_nodes--;
+    firni_node_destroy(prefix->env, leaf);
+    if (parent->parent == NULL) {
+        firni_root_drop_if_empty(prefix, parent);
+    } else {
+        firni_settle(prefix, parent);
+    }
+}
+
+/* ---- paths as caches ---- */
+
+/* What a lease lends and what a store reads are made the same way: rows that share the path's blocks. A row whose last
+ * block is used only in part stands at n_tokens inside it; whoever appends to it copies that block first, because it is
+ * shared. So the tree's block is never written, whatever becomes of the row. */
+
+void firni_caches_destroy(const firn_prefix *prefix, firn_cache **caches)
+{
+    for (uint32_t layer = 0; layer < prefix->n_layers; layer++) {
+        firn_cache_destroy(caches[layer]);
+        caches[layer] = NULL;
+    }
+}
+
+firn_status firni_adopt_path(const firn_prefix *prefix, const firni_node *node, uint32_t n_tokens,
+                             firn_block *const *tail, firn_cache **caches, firn_error *err)
+{
+    const uint32_t n_blocks = n_tokens / FIRN_BLOCK_TOKENS + (n_tokens % FIRN_BLOCK_TOKENS != 0);
+    const firni_node **path = NULL;
+    firn_block **blocks = NULL;
+    firn_status status = FIRN_OK;
+    memset(caches, 0, prefix->n_layers * sizeof *caches);
+    if (n_blocks > 0) {
+        assert(node->first_token / FIRN_BLOCK_TOKENS == n_blocks - 1);
+        path = firni_calloc(prefix->env, n_blocks, sizeof *path);
+        blocks = firni_calloc(prefix->env, n_blocks, sizeof *blocks);
+        if (path == NULL || blocks == NULL) {
+            status = firni_fail(err, FIRN_ERR_NO_MEMORY, "no memory for a list of %u blocks", n_blocks);
+            goto done;
+        }
+        /* Parent links lead from the end to the start; rows are built from the start. */
+        for (; node->parent != NULL; node = node->parent) {
+            path[node->first_token / FIRN_BLOCK_TOKENS] = node;
+        }
+    }
+    for (uint32_t layer = 0; layer < prefix->n_layers && status == FIRN_OK; layer++) {
+        for (uint32_t i = 0; i < n_blocks; i++) {
+            blocks[i] = i + 1 == n_blocks && tail != NULL ? tail[layer] : path[i]->blocks[layer];
+        }
+        status = firn_cache_make_empty(prefix->shapes[layer], &caches[layer], err);
+        if (status == FIRN_OK) {
+            const firn_row_view view = { .blocks = blocks, .n_blocks = n_blocks, .n_tokens = n_tokens };
+            status = n_tokens > 0 ? firn_cache_adopt_row(caches[layer], &view, err)
+                                  : firn_cache_add_row(caches[layer], err);
+        }
+    }
+done:
+    if (status != FIRN_OK) {
+        firni_caches_destroy(prefix, caches);
+    }
+    firni_free(prefix->env, path);
+    firni_free(prefix->env, blocks);
+    return status;
+}

@@ -1,0 +1,159 @@
+/*
+ * The token tree: nodes, their children, what each may be used for, and who may leave.
+ *
+ *      root "alice" -- [64] -- [64] -- [64] -- [17]         one root per namespace, made on first use
+ *                         \        \-- [40]                 only leaves hold less than 64 tokens
+ *                          \-- [64]
+ *
+ * A node covers tokens [first_token, first_token + n_tokens) of every sequence that passes through it, and holds one
+ * block per layer with their state. Positions are multiples of 64, so a node is exactly one block per layer.
+ *
+ * Children are sorted by their tokens, and no child's tokens begin with all of another's: a tail that grows replaces
+ * the shorter one. Both facts make a lookup one binary search. A sibling that shares the longest beginning with a
+ * sequence stands next to the place where the sequence itself would be, so two comparisons find it; and tokens are
+ * compared at each step, there is no hash to collide or to attack.
+ *
+ * Recency is a stamp. Touching a path stamps the deepest node first and the root's child last, so a parent is always
+ * newer than its children and the oldest node of the tree is always a leaf.
+ *
+ * Nodes that may leave stand in a heap of leaves that are neither pinned nor unsaved; unsaved leaves stand in another,
+ * for storing them early under pressure. The heaps have room for every node before the node is linked, so that nothing
+ * that moves a node between them can fail. The engine thread alone touches anything here.
+ */
+#ifndef FIRNI_TREE_IMPL_H
+#define FIRNI_TREE_IMPL_H
+
+#include "firn/prefix.h"
+
+typedef struct firni_node firni_node;
+
+/* Lists that a node can be in, each at most once. */
+typedef enum firni_list_id {
+    FIRNI_LIST_UNSAVED, /* all unsaved nodes, oldest mark first */
+    FIRNI_LIST_WAITING, /* stores that are wanted and not queued yet, first come first served */
+    FIRNI_LISTS
+} firni_list_id;
+
+/* A node's neighbours in a list; of the list itself: its last and first node. */
+typedef struct firni_link {
+    firni_node *prev, *next;
+} firni_link;
+
+struct firni_node {
+    firni_node *parent;      /* NULL for a root */
+    firni_node **children;   /* sorted by tokens */
+    uint32_t n_children;
+    uint32_t n_children_max;
+    firni_node *only_child;  /* storage of `children` while there is room for one: chains allocate nothing more */
+    char *ns;                /* a root's namespace; NULL for other nodes */
+
+    uint32_t first_token;    /* position of tokens[0]: a multiple of 64 */
+    uint32_t n_tokens;       /* 1..64; 0 for a root; less than 64 only without children */
+    uint32_t n_pins;         /* leases, stores in progress, an insertion under way */
+    uint32_t reusable_from;  /* no prefix shorter than this can be resumed from this node's state */
+    bool cut_anywhere;       /* the state can be cut after any token */
+    bool boundary;           /* a row was published that ended exactly at the node's end */
+    bool unsaved;            /* dirty: there is a tier, and it does not hold this node */
+    bool storing;            /* a store of the path that ends here is queued or running */
+    bool store_again;        /* its tail grew meanwhile: store once more */
+    bool waiting;            /* in FIRNI_LIST_WAITING */
+    bool speculative;        /* came from a read that nobody waited for, and was not used since */
+    uint64_t flush_mark;     /* number of the flush in which a store of it was refused */
+    uint64_t child_mark;     /* number of the flush that saw an unsaved child */
+
+    uint64_t used;           /* recency stamp */
+    struct firni_heap *heap; /* where it waits, or NULL */
+    size_t heap_index;
+    firni_node *aside;       /* list of candidates that an eviction passed over */
+    firni_link links[FIRNI_LISTS];
+
+    firn_token tokens[FIRN_BLOCK_TOKENS];
+    firn_block *blocks[];    /* one per layer, each one reference; none for a root */
+};
+
+/* ---- node.c: nodes and their children ---- */
+
+/* A node without tokens. NULL without memory. */
+firni_node *firni_node_create(const firn_env *env, uint32_t n_layers);
+/* Frees the node itself; it holds no blocks any more and is not linked. */
+void firni_node_destroy(const firn_env *env, firni_node *node);
+
+/* Where tokens[0..n) belongs among the children. */
+typedef struct firni_place {
+    uint32_t index;     /* where it would be inserted */
+    firni_node *best;   /* the child that shares the longest beginning with it; NULL without children */
+    uint32_t n_common;  /* length of that beginning */
+} firni_place;
+
+firni_place firni_node_place(const firni_node *parent, const firn_token *tokens, uint32_t n_tokens);
+/* Room for one more child. False without memory; the node is unchanged then. */
+bool firni_node_reserve_child(const firn_env *env, firni_node *parent);
+void firni_node_link(firni_node *parent, firni_node *child, uint32_t index); /* after reserve_child */
+void firni_node_unlink(firni_node *child);
+uint32_t firni_tokens_common(const firn_token *a, const firn_token *b, uint32_t n_max);
+
+/* ---- usable.c ---- */
+
+/* How far a sequence goes along the tree. */
+typedef struct firni_match {
+    firni_node *node;        /* deepest node with a matched token; NULL when there is none */
+    uint32_t n_matched;      /* tokens that are equal */
+    bool diverged;           /* the stored side has another token there; false: it ends, or the sequence does */
+    firn_token stored_token;
+} firni_match;
+
+firni_match firni_match_tokens(firni_node *root, const firn_token *tokens, uint32_t n_tokens);
+/* Longest prefix of at most n_max tokens that the state on the path to `node` can resume at, and the node that holds
+ * its last token; 0 and NULL when there is none. */
+uint32_t firni_usable_prefix(firni_node *node, uint32_t n_max, firni_node **last);
+
+/* ---- victims.c, policy_lru.c ---- */
+
+/* Decides which leaf leaves first. Only leaves are ever asked about, so no policy can make an orphan. */
+typedef struct firni_policy {
+    const char *name;
+    bool (*leaves_before)(const firni_node *a, const firni_node *b);
+} firni_policy;
+
+extern const firni_policy firni_policy_lru;
+
+/* A binary heap of nodes, first to leave on top. A node knows its place, so it can be taken from anywhere. */
+typedef struct firni_heap {
+    const firni_policy *policy;
+    firni_node **nodes;
+    size_t n_nodes;
+    size_t n_nodes_max;
+} firni_heap;
+
+bool firni_heap_reserve(const firn_env *env, firni_heap *heap, size_t n_nodes_max);
+void firni_heap_deinit(const firn_env *env, firni_heap *heap);
+void firni_heap_add(firni_heap *heap, firni_node *node);   /* never fails: reserved before */
+void firni_heap_remove(firni_node *node);                  /* from the heap it is in */
+void firni_heap_moved(firni_node *node);                   /* its rank changed */
+firni_node *firni_heap_first(const firni_heap *heap);      /* NULL when empty */
+void firni_heap_check(const firni_heap *heap);
+
+/* ---- blockset.c ---- */
+
+/* The blocks that nodes refer to, each with the number of nodes: what counting each block once takes. Two nodes share a
+ * block when the same row was put into two namespaces. Open addressing with linear probing (Knuth, The Art of Computer
+ * Programming 6.4, algorithms L and R). */
+typedef struct firni_blockset_slot {
+    firn_block *block;
+    uint32_t n_refs;
+} firni_blockset_slot;
+
+typedef struct firni_blockset {
+    firni_blockset_slot *slots;
+    size_t n_slots;   /* a power of two, or 0 */
+    size_t n_blocks;
+    uint64_t held_bytes;
+} firni_blockset;
+
+bool firni_blockset_reserve(const firn_env *env, firni_blockset *set, size_t n_more);
+void firni_blockset_deinit(const firn_env *env, firni_blockset *set);
+void firni_blockset_add(firni_blockset *set, firn_block *block);    /* never fails: reserved before */
+void firni_blockset_remove(firni_blockset *set, firn_block *block); /* one of its references */
+uint32_t firni_blockset_refs(const firni_blockset *set, const firn_block *block);
+
+#endif

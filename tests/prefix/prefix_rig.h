@@ -1,0 +1,282 @@
+/*
+ * What the tests of the RAM tier share: a small schema, rows whose contents say which tokens made them, and a clock
+ * that can be moved.
+ *
+ * The key and value of a position are hashes of all tokens up to it, as real state is: a block that came from another
+ * prefix cannot go unnoticed, even where the token and the position are the same.
+ */
+#ifndef FIRN_TESTS_PREFIX_RIG_H
+#define FIRN_TESTS_PREFIX_RIG_H
+
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "firn/prefix.h"
+#include "support/support.h"
+
+#define RIG_LAYERS 2u
+#define RIG_DIM 4u
+#define RIG_TOKENS_MAX 2048u
+#define RIG_BLOCK_BYTES 4096u                       /* 64 tokens x (4 + 4) floats, rounded up */
+#define RIG_NODE_BYTES (RIG_LAYERS * RIG_BLOCK_BYTES)
+#define RIG_MS UINT64_C(1000000)
+
+typedef struct prefix_rig {
+    firn_env env;                 /* the given one, with a clock of our own */
+    firn_clock clock;
+    atomic_ullong clock_ahead_ns; /* added to the real time */
+    atomic_uint n_notified;
+    firn_cache_options layers[RIG_LAYERS];
+    firn_schema schema;
+    firn_pool *pool;
+    firn_prefix *prefix;
+} prefix_rig;
+
+static inline uint64_t rig_clock_now(void *ctx)
+{
+    prefix_rig *rig = ctx;
+    const firn_clock *real = firn_clock_default();
+    return real->monotonic_ns(real->ctx) + atomic_load(&rig->clock_ahead_ns);
+}
+
+static inline uint64_t rig_clock_wall(void *ctx)
+{
+    (void)ctx;
+    return firn_clock_default()->wall_ns(NULL);
+}
+
+static inline void rig_notify(void *ctx)
+{
+    atomic_fetch_add(&((prefix_rig *)ctx)->n_notified, 1u);
+}
+
+/* A pool and a schema, no tree yet. env may be NULL. */
+static inline void rig_init(prefix_rig *rig, const firn_env *env, uint64_t pool_budget_bytes)
+{
+    memset(rig, 0, sizeof *rig);
+    rig->env = env != NULL ? *env : (firn_env){ .allocator = NULL };
+    rig->clock = (firn_clock){ .monotonic_ns = rig_clock_now, .wall_ns = rig_clock_wall, .ctx = rig };
+    rig->env.clock = &rig->clock;
+    for (uint32_t layer = 0; layer < RIG_LAYERS; layer++) {
+        rig->layers[layer] = (firn_cache_options){
+            .layout = "kv:plain", .dtype = FIRN_DTYPE_F32, .n_kv_heads = 1, .head_dim = RIG_DIM, .kernel = "scalar"
+        };
+    }
+    rig->schema = (firn_schema){ .layers = rig->layers, .n_layers = RIG_LAYERS, .identity_text = "" };
+    const firn_pool_options options = { .budget_bytes = pool_budget_bytes };
+    assert_ok(firn_pool_create(&options, &rig->env, &rig->pool, NULL));
+}
+
+/* options: pool, schema and notify are filled in here. */
+static inline void rig_start(prefix_rig *rig, firn_prefix_options options)
+{
+    options.pool = rig->pool;
+    options.schema = &rig->schema;
+    options.notify = rig_notify;
+    options.notify_ctx = rig;
+    assert_ok(firn_prefix_create(&options, &rig->env, &rig->prefix, NULL));
+}
+
+static inline void rig_stop(prefix_rig *rig)
+{
+    firn_prefix_destroy(rig->prefix);
+    rig->prefix = NULL;
+}
+
+/* Asserts that nothing holds a block any more. */
+static inline void rig_deinit(prefix_rig *rig)
+{
+    rig_stop(rig);
+    firn_pool_stats stats;
+    firn_pool_get_stats(rig->pool, &stats);
+    assert_int_equal(stats.n_blocks, 0);
+    firn_pool_destroy(rig->pool);
+}
+
+static inline firn_prefix_stats rig_stats(const prefix_rig *rig)
+{
+    firn_prefix_stats stats;
+    firn_prefix_get_stats(rig->prefix, &stats);
+    return stats;
+}
+
+static inline void rig_sleep(uint64_t ns)
+{
+    const struct timespec pause = { .tv_sec = (time_t)(ns / 1000000000u), .tv_nsec = (long)(ns % 1000000000u) };
+    (void)nanosleep(&pause, NULL);
+}
+
+/* ---- contents ---- */
+
+static inline uint64_t rig_mix(uint64_t hash, uint64_t value)
+{
+    uint64_t x = (hash ^ value) * UINT64_C(0xbf58476d1ce4e5b9) + UINT64_C(0x9e3779b97f4a7c15);
+    x = (x ^ (x >> 29)) * UINT64_C(0x94d049bb133111eb);
+    return x ^ (x >> 32);
+}
+
+static inline float rig_element(uint64_t prefix_hash, uint32_t layer, uint32_t i)
+{
+    return (float)(rig_mix(prefix_hash, layer * 64u + i + 1) >> 40);
+}
+
+/* Contents of positions [first, n): k and v are [n - first, RIG_DIM]. */
+static inline void rig_contents(const firn_token *tokens, uint32_t first, uint32_t n, uint32_t layer, float *k,
+                                float *v)
+{
+    uint64_t hash = 0;
+    for (uint32_t p = 0; p < n; p++) {
+        hash = rig_mix(hash, tokens[p] + 1u);
+        for (uint32_t i = 0; p >= first && i < RIG_DIM; i++) {
+            k[(p - first) * RIG_DIM + i] = rig_element(hash, layer, i);
+            v[(p - first) * RIG_DIM + i] = rig_element(hash, layer, RIG_DIM + i);
+        }
+    }
+}
+
+/* ---- rows ---- */
+
+typedef struct rig_row {
+    firn_cache *caches[RIG_LAYERS];
+} rig_row;
+
+static inline const firn_cache *const *rig_caches(const rig_row *row)
+{
+    return (const firn_cache *const *)row->caches;
+}
+
+static inline uint32_t rig_row_tokens(const rig_row *row)
+{
+    return firn_cache_row_tokens(row->caches[0], 0);
+}
+
+/* "Computes" tokens from where the row stands up to n. */
+static inline void rig_row_extend(rig_row *row, const firn_token *tokens, uint32_t n)
+{
+    const uint32_t first = rig_row_tokens(row);
+    const uint32_t n_new = n - first;
+    float *k = calloc(n_new + 1u, RIG_DIM * sizeof *k);
+    float *v = calloc(n_new + 1u, RIG_DIM * sizeof *v);
+    for (uint32_t layer = 0; layer < RIG_LAYERS; layer++) {
+        rig_contents(tokens, first, n, layer, k, v);
+        const firn_append_input input = { .k = k, .v = v };
+        assert_ok(firn_cache_append(row->caches[layer], &input, &n_new, NULL, NULL));
+    }
+    free(k);
+    free(v);
+}
+
+static inline rig_row rig_row_empty(const prefix_rig *rig)
+{
+    rig_row row;
+    for (uint32_t layer = 0; layer < RIG_LAYERS; layer++) {
+        assert_ok(firn_cache_create(&rig->layers[layer], rig->pool, NULL, &row.caches[layer], NULL));
+        assert_ok(firn_cache_add_row(row.caches[layer], NULL));
+    }
+    return row;
+}
+
+static inline rig_row rig_row_of(const prefix_rig *rig, const firn_token *tokens, uint32_t n)
+{
+    rig_row row = rig_row_empty(rig);
+    rig_row_extend(&row, tokens, n);
+    return row;
+}
+
+static inline void rig_row_free(rig_row *row)
+{
+    for (uint32_t layer = 0; layer < RIG_LAYERS; layer++) {
+        firn_cache_destroy(row->caches[layer]);
+        row->caches[layer] = NULL;
+    }
+}
+
+/* The row holds exactly what n of these tokens make: every element, to the bit. */
+static inline void rig_row_verify(const rig_row *row, const firn_token *tokens, uint32_t n)
+{
+    float *k = calloc(n + 1u, RIG_DIM * sizeof *k);
+    float *v = calloc(n + 1u, RIG_DIM * sizeof *v);
+    for (uint32_t layer = 0; layer < RIG_LAYERS; layer++) {
+        firn_cache_check(row->caches[layer]);
+        assert_int_equal(firn_cache_row_tokens(row->caches[layer], 0), n);
+        firn_tensor state[FIRN_CACHE_STATE_TENSORS_MAX];
+        uint32_t n_tensors;
+        assert_ok(firn_cache_state(row->caches[layer], state, &n_tensors, NULL));
+        assert_int_equal(n_tensors, 2);
+        rig_contents(tokens, 0, n, layer, k, v);
+        if (n > 0) {
+            assert_int_equal(state[0].n_bytes, n * RIG_DIM * sizeof *k);
+            assert_memory_equal(state[0].data, k, n * RIG_DIM * sizeof *k);
+            assert_memory_equal(state[1].data, v, n * RIG_DIM * sizeof *v);
+        }
+        firn_tensor_deinit(&state[0]);
+        firn_tensor_deinit(&state[1]);
+    }
+    free(k);
+    free(v);
+}
+
+/* ---- the tree ---- */
+
+/* Puts a freshly computed row. */
+static inline bool rig_put(prefix_rig *rig, const firn_token *tokens, uint32_t n, const char *ns, firn_reason *reason)
+{
+    rig_row row = rig_row_of(rig, tokens, n);
+    const bool kept = firn_prefix_put(rig->prefix, tokens, n, ns, rig_caches(&row), reason);
+    rig_row_free(&row);
+    firn_prefix_check(rig->prefix);
+    return kept;
+}
+
+static inline firn_lease *rig_acquire(prefix_rig *rig, const firn_token *tokens, uint32_t n, const char *ns)
+{
+    firn_lease *lease;
+    assert_ok(firn_prefix_acquire(rig->prefix, tokens, n, ns, &lease, NULL));
+    firn_prefix_check(rig->prefix);
+    return lease;
+}
+
+static inline firn_lease_info rig_wait(prefix_rig *rig, firn_lease *lease)
+{
+    for (uint32_t i = 0; !firn_lease_ready(lease); i++) {
+        assert_true(i < 20000);
+        rig_sleep(RIG_MS / 2);
+    }
+    firn_prefix_check(rig->prefix);
+    return firn_lease_result(lease);
+}
+
+static inline rig_row rig_lend(firn_lease *lease)
+{
+    rig_row row;
+    assert_ok(firn_lease_lend(lease, row.caches, NULL));
+    return row;
+}
+
+/* Lookup, lend, verification, release. */
+static inline firn_lease_info rig_lookup(prefix_rig *rig, const firn_token *tokens, uint32_t n, const char *ns)
+{
+    firn_lease *lease = rig_acquire(rig, tokens, n, ns);
+    const firn_lease_info info = rig_wait(rig, lease);
+    assert_int_equal(info.n_tokens, info.ram_tokens + info.disk_tokens);
+    rig_row row = rig_lend(lease);
+    rig_row_verify(&row, tokens, info.n_tokens);
+    rig_row_free(&row);
+    firn_lease_release(lease);
+    firn_prefix_check(rig->prefix);
+    return info;
+}
+
+/* tokens[0..n) of a conversation of its own. */
+static inline void rig_tokens(firn_token *tokens, uint32_t n, uint32_t conversation)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        tokens[i] = conversation * 1000003u + i;
+    }
+}
+
+#define assert_reason(actual, expected) assert_string_equal(firn_reason_name(actual), firn_reason_name(expected))
+
+#endif
