@@ -1,0 +1,68 @@
+/*
+ * A model: GGUF weights on the CPU, one forward over a ragged batch.
+ *
+ * The model owns weights and scratch, never state: the state of each layer is a firn_cache that the caller passes in.
+ * The bits of a token's logits do not depend on the batch, the chunk or the number of threads.
+ *
+ * Threads: one forward at a time per model.
+ */
+#ifndef FIRN_MODEL_H
+#define FIRN_MODEL_H
+
+#include "firn/tokenizer.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct firn_model firn_model;
+
+typedef struct firn_model_options {
+    const char *path;            /* GGUF file; required */
+    firn_dtype kv_dtype;         /* state of attention layers; default FIRN_DTYPE_F16 */
+    firn_workers *workers;       /* borrowed; NULL: single-threaded */
+    const char *kernel;          /* NULL: FIRN_KERNEL or the best of this processor */
+    uint32_t max_batch_tokens;   /* most tokens of one forward; sizes the scratch; 0: 512 */
+    uint32_t max_rows;           /* most rows of one forward; 0: 64 */
+    void (*progress)(void *ctx, float fraction); /* load progress, may be NULL */
+    void *progress_ctx;
+} firn_model_options;
+
+/* Opens and checks the file, repacks the weights. Errors: IO, FORMAT (truncated, hostile, contradictory; the message
+ * names the key or tensor), UNSUPPORTED (architecture or weight type; the message lists those supported), NO_MEMORY. */
+firn_status firn_model_open(const firn_model_options *options, const firn_env *env, firn_model **out, firn_error *err);
+void firn_model_close(firn_model *model); /* accepts NULL */
+
+typedef struct firn_model_info {
+    const char *name;            /* general.name, or the file's base name */
+    const char *architecture;    /* "llama", "qwen2", "qwen3" */
+    const char *kernel;          /* chosen kernel variant */
+    const char *weight_type;     /* type of most weights, e.g. "q8_0" */
+    uint32_t n_vocab, n_layers, n_embd, n_heads, n_kv_heads, head_dim, n_ctx_train;
+    uint64_t n_params;
+    uint64_t weight_bytes;       /* as packed in memory */
+} firn_model_info;
+
+/* All pointers live as long as the model. */
+const firn_model_info *firn_model_get_info(const firn_model *model);
+const firn_schema *firn_model_schema(const firn_model *model);      /* one cache per layer, and the identity */
+const firn_tokenizer *firn_model_tokenizer(const firn_model *model);
+
+typedef struct firn_forward_input {
+    const firn_token *tokens;    /* packed over rows: sum(counts) ids */
+    const uint32_t *counts;      /* [n_rows]; 0 is allowed */
+    uint32_t n_rows;
+    firn_cache *const *caches;   /* [n_layers], each with n_rows rows; advanced by counts */
+    const uint8_t *want_logits;  /* [sum(counts)] 0 or 1: positions whose logits are wanted; NULL: the last of each row */
+    float *logits;               /* out: [number wanted, n_vocab] f32, in packed order */
+} firn_forward_input;
+
+/* One step. All caches are reserved before anything changes, so that either every layer advances or none does.
+ * Errors: INVALID (token id outside the vocabulary, more tokens or rows than the options allow), CAPACITY, NO_MEMORY.
+ * Allocates nothing beyond cache blocks. */
+firn_status firn_model_forward(firn_model *model, const firn_forward_input *input, firn_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

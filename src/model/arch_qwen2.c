@@ -1,0 +1,18 @@
+/*
+ * qwen2: Qwen2 and Qwen2.5 dense models: biases on queries, keys and values; rotated pairs half a head apart.
+ */
+#include "model/arch_impl.h"
+
+static firn_status load(firni_loader *loader, const firni_hparams *hparams, const void **layers, firn_error *err)
+{
+    static const firni_attention_traits traits = { .needs_qkv_bias = true };
+    return firni_dense_load(loader, hparams, &traits, layers, err);
+}
+
+const firni_arch firni_arch_qwen2 = {
+    .name = "qwen2",
+    .rope_interleaved = false,
+    .cache_options = firni_dense_cache_options,
+    .load = load,
+    .forward_layer = firni_dense_forward_layer,
+};

@@ -1,0 +1,128 @@
+/*
+ * The attention block: norm, projections, optional biases and head norms, rotation, cache, output.
+ *
+ * Owns no state: keys and values go into the layer's firn_cache, whatever its layout, and attention runs there.
+ * Queries, keys and values of a token lie side by side in one buffer, so the cache is given strides instead of copies.
+ * Sources: grouped-query attention (arXiv 2305.13245), rotary positions (arXiv 2104.09864), query and key norms as in
+ * Qwen3 (arXiv 2505.09388).
+ */
+#include <assert.h>
+#include <math.h>
+
+#include "base/base_impl.h"
+#include "model/arch_impl.h"
+
+/* The block's input norm, and the norms of query and key heads where the architecture has them. */
+static firn_status load_norms(firni_loader *loader, const firni_hparams *hp, uint32_t layer, bool has_qk_norm,
+                              firni_attention *out, firn_error *err)
+{
+    char name[FIRNI_TENSOR_NAME_BYTES];
+    firni_layer_tensor_name(name, layer, "attn_norm.weight");
+    firn_status status = firni_load_vector(loader, name, hp->n_embd, &out->norm, err);
+    if (status == FIRN_OK && has_qk_norm) {
+        firni_layer_tensor_name(name, layer, "attn_q_norm.weight");
+        status = firni_load_vector(loader, name, hp->head_dim, &out->q_norm, err);
+    }
+    if (status == FIRN_OK && has_qk_norm) {
+        firni_layer_tensor_name(name, layer, "attn_k_norm.weight");
+        status = firni_load_vector(loader, name, hp->head_dim, &out->k_norm, err);
+    }
+    return status;
+}
+
+firn_status firni_attention_load(firni_loader *loader, const firni_hparams *hp, uint32_t layer,
+                                 const firni_attention_traits *traits, firni_attention *out, firn_error *err)
+{
+    char q[FIRNI_TENSOR_NAME_BYTES];
+    char k[FIRNI_TENSOR_NAME_BYTES];
+    char v[FIRNI_TENSOR_NAME_BYTES];
+    char o[FIRNI_TENSOR_NAME_BYTES];
+    firni_layer_tensor_name(q, layer, "attn_q");
+    firni_layer_tensor_name(k, layer, "attn_k");
+    firni_layer_tensor_name(v, layer, "attn_v");
+    firni_layer_tensor_name(o, layer, "attn_output");
+    const firni_stack_part qkv[] = {
+        { .name = q, .n_rows = hp->n_heads * hp->head_dim },
+        { .name = k, .n_rows = hp->n_kv_heads * hp->head_dim },
+        { .name = v, .n_rows = hp->n_kv_heads * hp->value_dim },
+    };
+    const firni_stack_part output = { .name = o, .n_rows = hp->n_embd };
+    *out = (firni_attention){ .norm = NULL };
+    firn_status status = load_norms(loader, hp, layer, traits->has_qk_norm, out, err);
+    if (status == FIRN_OK) {
+        status = firni_load_projection(loader, qkv, 3, hp->n_embd, &out->qkv, err);
+    }
+    if (status == FIRN_OK && traits->needs_qkv_bias && out->qkv.bias == NULL) {
+        status = firni_fail(err, FIRN_ERR_FORMAT, "%s: tensors '%s.bias' and its neighbours are missing",
+                            firni_gguf_path(loader->gguf), q);
+    }
+    if (status == FIRN_OK) {
+        status = firni_load_projection(loader, &output, 1, hp->n_heads * hp->value_dim, &out->out, err);
+    }
+    return status;
+}
+
+/* Between projection and cache, for one token: biases, head norms, rotation of queries and keys. */
+static void finish_heads(const firni_step *step, const void *ctx, uint32_t token)
+{
+    const firni_attention *attention = ctx;
+    const firni_hparams *hp = step->hparams;
+    const firni_kernels *kernels = step->kernels;
+    float *row = step->wide + (size_t)token * attention->qkv.n_rows;
+    const float *cos_sin = step->cos_sin + (size_t)token * hp->rope.n_dims;
+    firni_projection_finish(kernels, &attention->qkv, row);
+    /* Keys follow queries, so one loop serves both. */
+    for (uint32_t head = 0; head < hp->n_heads + hp->n_kv_heads; head++) {
+        float *vector = row + (size_t)head * hp->head_dim;
+        if (attention->q_norm != NULL) {
+            kernels->rms_norm(vector, vector, head < hp->n_heads ? attention->q_norm : attention->k_norm, hp->head_dim,
+                              hp->rms_eps);
+        }
+        kernels->rope(vector, cos_sin, hp->rope.n_dims, hp->rope.interleaved);
+    }
+}
+
+/* x += out(attend(rotate(qkv(norm(x)))))
+ *
+ * Keys and values are stored before attention runs, so a token sees itself and all before it in its row. In the last
+ * layer that is all that most prompt tokens are needed for: the rest is computed for the others alone. */
+void firni_attention_forward(firni_step *step, const firni_attention *attention)
+{
+    const firni_hparams *hp = step->hparams;
+    const uint32_t stride = attention->qkv.n_rows;
+    const uint32_t k_offset = hp->n_heads * hp->head_dim;
+    const uint32_t v_offset = k_offset + hp->n_kv_heads * hp->head_dim;
+    firni_step_norm(step, attention->norm);
+    firni_step_project(step, &attention->qkv, step->h, hp->n_embd, step->wide, stride);
+    firni_step_each_token(step, finish_heads, attention);
+    const firn_append_input append = {
+        .k = step->wide + k_offset,
+        .v = step->wide + v_offset,
+        .k_stride = stride,
+        .v_stride = stride,
+    };
+    /* Cannot fail: forward.c has reserved, and an append converts and stores. */
+    firn_status status = firn_cache_append(step->cache, &append, step->counts, step->workers, NULL);
+    assert(status == FIRN_OK && "the cache was reserved");
+    if (step->is_last_layer && step->n_needed < step->n_tokens) {
+        firni_step_narrow(step, step->wide, stride);
+    }
+    if (step->n_tokens == 0) {
+        return;
+    }
+    /* The input norm's output in h is used up: attention writes over it. */
+    const firn_attend_input attend = {
+        .q = step->wide,
+        .out = step->h,
+        .q_stride = stride,
+        .out_stride = hp->n_heads * hp->value_dim,
+        .n_heads = hp->n_heads,
+        .scale = (float)(1.0 / sqrt((double)hp->head_dim)),
+    };
+    status = firn_cache_attend(step->cache, &attend, step->counts, step->workers, NULL);
+    assert(status == FIRN_OK && "the geometry was checked");
+    (void)status;
+    /* Queries, keys and values are done with: their buffer takes the block's output. */
+    firni_step_project(step, &attention->out, step->h, attend.out_stride, step->wide, hp->n_embd);
+    firni_step_add_residual(step, step->wide, &attention->out);
+}

@@ -1,0 +1,54 @@
+/*
+ * The inside of a firn_model, shared by model.c (opening, closing, facts) and forward.c (one step).
+ */
+#ifndef FIRNI_MODEL_IMPL_H
+#define FIRNI_MODEL_IMPL_H
+
+#include "firn/model.h"
+#include "model/arch_impl.h"
+
+/* One allocation, cut up; sized at opening for max_batch_tokens and max_rows. */
+typedef struct firni_scratch {
+    void *memory;
+    float *x;
+    float *h;
+    float *wide;
+    float *cos_sin;
+    void *matmul;
+    uint32_t *positions; /* [max_batch_tokens] */
+    uint32_t *wanted;    /* [max_batch_tokens] places of the wanted logits among the needed tokens */
+    uint32_t *needed;    /* [max_rows] */
+} firni_scratch;
+
+struct firn_model {
+    const firn_env *env;
+    firn_workers *workers;
+    const firni_kernels *kernels;
+    const firni_arch *arch;
+    firni_gguf *gguf;               /* open as long as the model: embedding rows are read from it */
+    firn_tokenizer *tokenizer;
+    firni_hparams hparams;
+    firni_rope rope;
+    firni_weights weights;
+    const void *layers;
+    firni_row_table embedding;
+    const float *output_norm;
+    firni_projection output;
+    firni_scratch scratch;
+    uint32_t max_batch_tokens;
+    uint32_t max_rows;
+    char *name;
+    firn_model_info info;
+    firn_cache_options *cache_options; /* [n_layers] */
+    firn_identity *identity;
+    firn_schema schema;
+};
+
+/* Version of the arithmetic (docs/ARITHMETIC.md): changes when the same weights and tokens would give other bits. */
+#define FIRNI_ARITHMETIC_VERSION "firn-arith-1"
+
+/* Builds model->cache_options, ->identity and ->schema; everything else is in place. Errors: NO_MEMORY. */
+firn_status firni_model_build_schema(firn_model *model, firn_dtype kv_dtype, firn_error *err);
+firn_status firni_scratch_init(firn_model *model, firn_error *err);
+
+#endif

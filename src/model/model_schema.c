@@ -1,0 +1,122 @@
+/*
+ * What a model needs from its caches, and everything that shapes the bits of their state, as an identity.
+ *
+ * Two files that differ in any of these fields may not exchange state. The kernel variant is not among them: all
+ * variants give the same bits (kernel_impl.h).
+ */
+#include <stdio.h>
+
+#include "base/base_impl.h"
+#include "model/model_impl.h"
+
+/* Lower case, NUL-terminated: out has room for 2 n + 1. */
+static void hex(const uint8_t *bytes, size_t n, char *out)
+{
+    static const char digits[] = "0123456789abcdef";
+    for (size_t i = 0; i < n; i++) {
+        out[2 * i] = digits[bytes[i] >> 4];
+        out[2 * i + 1] = digits[bytes[i] & 15];
+    }
+    out[2 * n] = '\0';
+}
+
+static firn_status add_digest(firn_identity *identity, const char *name, const uint8_t digest[FIRN_DIGEST_BYTES],
+                              firn_error *err)
+{
+    char text[2 * FIRN_DIGEST_BYTES + 1];
+    hex(digest, FIRN_DIGEST_BYTES, text);
+    return firn_identity_add(identity, name, text, err);
+}
+
+/* The layer's own words for its layout, dtype and geometry. An empty cache says them; it allocates no blocks. */
+static firn_status add_layer(firn_model *model, uint32_t layer, firn_pool *pool, firn_error *err)
+{
+    char name[32];
+    firn_cache *cache = NULL;
+    firn_status status = firn_cache_create(&model->cache_options[layer], pool, model->env, &cache, err);
+    if (status == FIRN_OK) {
+        (void)snprintf(name, sizeof name, "layer.%lu", (unsigned long)layer);
+        status = firn_identity_add(model->identity, name, firn_cache_describe(cache), err);
+    }
+    firn_cache_destroy(cache);
+    return status;
+}
+
+/* The pool is there because a cache needs one; its smallest budget is never touched. */
+static firn_status add_layers(firn_model *model, firn_error *err)
+{
+    const firn_pool_options pool_options = { .budget_bytes = FIRN_BLOCK_ALIGN };
+    firn_pool *pool = NULL;
+    firn_status status = firn_pool_create(&pool_options, model->env, &pool, err);
+    for (uint32_t i = 0; i < model->hparams.n_layers && status == FIRN_OK; i++) {
+        status = add_layer(model, i, pool, err);
+    }
+    if (pool != NULL) {
+        firn_pool_destroy(pool);
+    }
+    return status;
+}
+
+/* In words first, so that a mismatch can be explained; the digest is over these words. The architecture is named
+ * although the weights could hardly agree without it: "architecture: llama here, qwen2 there" is the better answer. */
+static firn_status add_fields(firn_model *model, firn_dtype kv_dtype, firn_error *err)
+{
+    uint8_t weights[FIRN_DIGEST_BYTES];
+    char rope[400];
+    char block[16];
+    firn_identity *identity = model->identity;
+    const firn_digest tokenizer = firn_tokenizer_digest(model->tokenizer);
+    firni_rope_describe(&model->hparams.rope, rope, sizeof rope);
+    (void)snprintf(block, sizeof block, "%u", FIRN_BLOCK_TOKENS);
+    firn_status status = firni_gguf_fingerprint(model->gguf, weights, err);
+    if (status == FIRN_OK) {
+        status = firn_identity_add(identity, "architecture", model->arch->name, err);
+    }
+    if (status == FIRN_OK) {
+        status = add_digest(identity, "weights", weights, err);
+    }
+    if (status == FIRN_OK) {
+        status = add_digest(identity, "tokenizer", tokenizer.bytes, err);
+    }
+    if (status == FIRN_OK) {
+        status = firn_identity_add(identity, "rope", rope, err);
+    }
+    if (status == FIRN_OK) {
+        status = firn_identity_add(identity, "kv_dtype", firn_dtype_name(kv_dtype), err);
+    }
+    if (status == FIRN_OK) {
+        status = firn_identity_add(identity, "arithmetic", FIRNI_ARITHMETIC_VERSION, err);
+    }
+    if (status == FIRN_OK) {
+        status = firn_identity_add(identity, "block_tokens", block, err);
+    }
+    return status == FIRN_OK ? add_layers(model, err) : status;
+}
+
+firn_status firni_model_build_schema(firn_model *model, firn_dtype kv_dtype, firn_error *err)
+{
+    const uint32_t n_layers = model->hparams.n_layers;
+    model->cache_options = firni_calloc(model->env, n_layers, sizeof *model->cache_options);
+    if (model->cache_options == NULL) {
+        return firni_fail(err, FIRN_ERR_NO_MEMORY, "no memory for the schema of %lu layers", (unsigned long)n_layers);
+    }
+    for (uint32_t i = 0; i < n_layers; i++) {
+        model->arch->cache_options(&model->hparams, i, &model->cache_options[i]);
+        model->cache_options[i].dtype = kv_dtype;
+        model->cache_options[i].kernel = model->kernels->name;
+    }
+    firn_status status = firn_identity_create(model->env, &model->identity, err);
+    if (status == FIRN_OK) {
+        status = add_fields(model, kv_dtype, err);
+    }
+    if (status != FIRN_OK) {
+        return status;
+    }
+    model->schema = (firn_schema){
+        .layers = model->cache_options,
+        .n_layers = n_layers,
+        .identity = firn_identity_digest(model->identity),
+        .identity_text = firn_identity_text(model->identity),
+    };
+    return FIRN_OK;
+}

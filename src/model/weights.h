@@ -1,0 +1,97 @@
+/*
+ * Weights: named tensors of a GGUF file, brought into the form that the forward reads.
+ *
+ *   - matrices are packed once into panels (kernel_impl.h). Matrices that are multiplied by the same vector are
+ *     stacked into one, when their types agree, so that the vector is prepared once and the workers start once;
+ *   - norms and biases become f32;
+ *   - embedding rows stay in the mapped file: a forward reads a few of them.
+ *
+ * A loader is used while a model opens. It remembers which tensors were asked for: one that nobody asked for means that
+ * the architecture does something this build would silently leave out, and is refused.
+ */
+#ifndef FIRNI_WEIGHTS_H
+#define FIRNI_WEIGHTS_H
+
+#include "firn/workers.h"
+#include "kernel/kernel_impl.h"
+#include "model/gguf.h"
+
+#define FIRNI_STACK_MAX 3u
+
+/* y = ([W0; W1; ...] x) * scale + bias, or (... + bias) * scale: the outputs of the parts follow each other. One matrix
+ * when the types agree, else up to three. */
+typedef struct firni_projection {
+    firni_matrix matrices[FIRNI_STACK_MAX];
+    uint32_t n_matrices;
+    uint32_t n_rows;    /* outputs, all parts together */
+    uint32_t n_cols;
+    const float *scale; /* [n_rows], NULL: all 1 */
+    const float *bias;  /* [n_rows], NULL: all 0 */
+    bool is_bias_first;
+} firni_projection;
+
+/* A table of rows in the mapped file. */
+typedef struct firni_row_table {
+    firni_weight_type type;
+    uint32_t n_cols;
+    size_t row_bytes;
+    const uint8_t *rows;
+} firni_row_table;
+
+/* Everything that was loaded; owns the memory that projections and vectors point into. */
+typedef struct firni_weights {
+    const firn_env *env;
+    void **allocations;
+    uint32_t n_allocations;
+    uint32_t capacity;
+    uint64_t packed_bytes;
+    uint64_t n_params;
+    uint64_t params_of_type[FIRNI_WEIGHT_TYPES];
+} firni_weights;
+
+void firni_weights_deinit(firni_weights *weights); /* accepts a zeroed struct */
+/* Memory that lives as long as the weights, aligned for panels; NULL when refused. */
+void *firni_weights_alloc(firni_weights *weights, size_t n_bytes);
+/* The type of most parameters. */
+firni_weight_type firni_weights_main_type(const firni_weights *weights);
+
+typedef struct firni_loader {
+    const firni_gguf *gguf;
+    const firn_env *env;
+    firn_workers *workers;
+    firni_weights *weights;
+    uint8_t *used;              /* [n_tensors] */
+    uint64_t n_bytes_total;
+    uint64_t n_bytes_done;
+    void (*progress)(void *ctx, float fraction);
+    void *progress_ctx;
+} firni_loader;
+
+/* Errors: NO_MEMORY. */
+firn_status firni_loader_init(firni_loader *loader, const firni_gguf *gguf, firni_weights *weights,
+                              firn_workers *workers, const firn_env *env, firn_error *err);
+void firni_loader_deinit(firni_loader *loader);
+/* FORMAT with the name of a tensor that was not asked for. */
+firn_status firni_loader_check_all_used(const firni_loader *loader, const char *architecture, firn_error *err);
+
+#define FIRNI_TENSOR_NAME_BYTES 64u
+/* "blk.<layer>.<suffix>" */
+void firni_layer_tensor_name(char out[FIRNI_TENSOR_NAME_BYTES], uint32_t layer, const char *suffix);
+bool firni_loader_has(const firni_loader *loader, const char *name);
+
+/* One part of a stack: the tensors "<name>.weight" [n_rows, n_cols], and, when the file has them, "<name>.bias"
+ * [n_rows] and "<name>.scale" [1]. */
+typedef struct firni_stack_part {
+    const char *name;
+    uint32_t n_rows;
+} firni_stack_part;
+
+/* Errors of these three: FORMAT (missing, or of another shape: both shapes are named), UNSUPPORTED (a type that this
+ * build does not compute with: named, with those it does), NO_MEMORY. */
+firn_status firni_load_projection(firni_loader *loader, const firni_stack_part *parts, uint32_t n_parts,
+                                  uint32_t n_cols, firni_projection *out, firn_error *err);
+firn_status firni_load_vector(firni_loader *loader, const char *name, uint32_t n, const float **out, firn_error *err);
+firn_status firni_load_row_table(firni_loader *loader, const char *name, uint32_t n_rows, uint32_t n_cols,
+                                 firni_row_table *out, firn_error *err);
+
+#endif
