@@ -1,0 +1,112 @@
+/*
+ * The engine: requests in, tokens out, one model, many rows.
+ *
+ * One engine thread owns the model, all caches and the token tree. Requests join and leave at any step; prompts are
+ * prefilled in chunks packed together with the decode steps of running rows. Other threads talk to it through a bounded
+ * queue (submit, cancel) and hear back through the request's callback.
+ */
+#ifndef FIRN_ENGINE_H
+#define FIRN_ENGINE_H
+
+#include "firn/model.h"
+#include "firn/prefix.h"
+#include "firn/sampling.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct firn_engine firn_engine;
+
+typedef struct firn_engine_options {
+    firn_model *model;          /* required; owned by the engine thread until destroy */
+    firn_pool *pool;            /* required: running rows and cached prefixes */
+    firn_tier *tier;            /* tier below the RAM tree, or NULL */
+    uint32_t ctx_tokens_max;    /* most tokens of one request, prompt and answer; 0: the model's training context */
+    uint32_t batch_rows_max;    /* rows decoding at once; 0: 16 */
+    uint32_t chunk_tokens_max;  /* prompt tokens per step; 0: 256 */
+    uint32_t queue_max;         /* requests waiting; beyond it submit answers BUSY; 0: 128 */
+    bool no_prefix_cache;       /* compute every prompt in full */
+} firn_engine_options;
+
+typedef enum firn_finish {
+    FIRN_FINISH_STOP = 0,      /* end token or stop string */
+    FIRN_FINISH_LENGTH = 1,    /* max_tokens or the context bound */
+    FIRN_FINISH_CANCELLED = 2, /* cancelled by its owner or by shutdown */
+    FIRN_FINISH_ERROR = 3      /* see firn_event.error */
+} firn_finish;
+
+typedef struct firn_usage {
+    uint32_t prompt_tokens;
+    uint32_t completion_tokens;
+    firn_lease_info cache;      /* what was not computed, and why not more */
+    uint64_t first_token_ns;    /* submit to first token */
+    uint64_t total_ns;          /* submit to end */
+    uint64_t prefill_ns;        /* forward time of the prompt's chunks, shared steps counted whole */
+} firn_usage;
+
+typedef enum firn_event_kind { FIRN_EVENT_TOKEN = 0, FIRN_EVENT_END = 1 } firn_event_kind;
+
+/* One event of a request. Pointers are valid during the callback. */
+typedef struct firn_event {
+    firn_event_kind kind;
+    /* TOKEN */
+    firn_token token;
+    const char *text;           /* bytes released by this token: complete UTF-8, stop strings held back; may be empty */
+    size_t len_text;
+    const firn_logprobs *logprobs; /* NULL unless asked for */
+    /* END (text may carry held-back bytes) */
+    firn_finish finish;
+    const char *stop_string;    /* the stop string that ended it, or NULL */
+    const firn_usage *usage;
+    const firn_error *error;    /* with FIRN_FINISH_ERROR */
+} firn_event;
+
+typedef struct firn_request {
+    const firn_token *prompt;   /* copied */
+    uint32_t n_prompt;
+    uint32_t max_tokens;        /* 0: up to the context bound */
+    const char *ns;             /* cache namespace, copied; NULL: "" */
+    firn_sampling sampling;     /* arrays copied */
+    const char *const *stops;   /* stop strings, copied */
+    uint32_t n_stops;           /* at most 16 */
+    uint32_t n_logprobs;        /* 0: none; else the chosen token and this many - 1 of the best, at most 21 */
+    bool ignore_end;            /* do not stop at end tokens */
+    bool no_cache;              /* neither read nor fill the prefix cache */
+    bool is_new_text;           /* the answer begins a text of its own (a chat turn): the space that a SentencePiece
+                                   vocabulary puts before a first word is not part of it */
+    /* Called on the engine thread, in order, END exactly once and last. Must not block or call the engine other than
+     * firn_engine_cancel. */
+    void (*on_event)(void *ctx, const firn_event *event);
+    void *ctx;
+} firn_request;
+
+/* Starts the engine thread. Errors: INVALID, NO_MEMORY, IO (thread). */
+firn_status firn_engine_create(const firn_engine_options *options, const firn_env *env, firn_engine **out, firn_error *err);
+/* Stops within about bound_ns: cancels what runs after half of it, flushes dirty state in the rest; report may be NULL.
+ * Then destroys. Accepts NULL. */
+void firn_engine_destroy(firn_engine *engine, uint64_t bound_ns, firn_flush_report *report);
+
+/* Queues a request; thread-safe; *id is unique within the engine. Errors: INVALID (empty prompt, a token outside the
+ * vocabulary, numbers out of range), CAPACITY (prompt + 1 beyond the context, or the KV budget could never hold it: the
+ * message has the figures), BUSY (queue full), STATE (stopping), NO_MEMORY. No event is sent for a refused request. */
+firn_status firn_engine_submit(firn_engine *engine, const firn_request *request, uint64_t *id, firn_error *err);
+/* Asks a request to end; its END event still comes. Unknown ids are ignored. Thread-safe. */
+void firn_engine_cancel(firn_engine *engine, uint64_t id);
+
+typedef struct firn_engine_stats {
+    uint64_t n_submitted, n_finished, n_cancelled, n_failed, n_refused;
+    uint64_t n_waiting, n_running;
+    uint64_t prompt_tokens, computed_prompt_tokens, generated_tokens;
+    uint64_t n_steps, step_ns_total;
+    firn_prefix_stats prefix;
+    firn_pool_stats pool;
+    firn_tier_stats tier;
+} firn_engine_stats;
+
+void firn_engine_get_stats(firn_engine *engine, firn_engine_stats *out); /* thread-safe */
+
+#ifdef __cplusplus
+}
+#endif
+#endif

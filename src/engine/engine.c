@@ -1,0 +1,242 @@
+/*
+ * The engine's life: creation, the thread's loop, shutdown with a bound, statistics.
+ */
+#include <assert.h>
+#include <time.h>
+
+#include "engine/engine_impl.h"
+
+enum {
+    BATCH_ROWS_DEFAULT = 16,
+    BATCH_ROWS_MAX = 256,
+    CHUNK_TOKENS_DEFAULT = 256,
+    QUEUE_DEFAULT = 128,
+    /* While something waits for memory the loop looks again this often even if nobody wakes it. */
+    WAIT_NS_MAX = 20000000
+};
+
+static void publish_stats(firn_engine *engine)
+{
+    if (engine->prefix != NULL) {
+        firn_prefix_get_stats(engine->prefix, &engine->stats.prefix);
+    }
+    uint32_t n_waiting = 0;
+    for (const firni_sequence *sequence = engine->waiting_head; sequence != NULL; sequence = sequence->next) {
+        n_waiting++;
+    }
+    engine->stats.n_waiting = n_waiting;
+    engine->stats.n_running = engine->n_rows;
+    (void)pthread_mutex_lock(&engine->mutex);
+    /* These two are counted by the submitting threads. */
+    engine->stats.n_submitted = engine->published.n_submitted;
+    engine->stats.n_refused = engine->published.n_refused;
+    engine->published = engine->stats;
+    (void)pthread_mutex_unlock(&engine->mutex);
+}
+
+static void cancel_all(firni_sequence *waiting, firni_sequence **rows, uint32_t n_rows)
+{
+    for (; waiting != NULL; waiting = waiting->next) {
+        atomic_store(&waiting->cancelled, true);
+    }
+    for (uint32_t row = 0; row < n_rows; row++) {
+        atomic_store(&rows[row]->cancelled, true);
+    }
+}
+
+/* Sleeps until woken or for `ns`. */
+static void wait_for_work(firn_engine *engine, uint64_t ns)
+{
+    struct timespec until;
+    (void)clock_gettime(CLOCK_MONOTONIC, &until);
+    const uint64_t seconds_max = 3600;
+    const uint64_t bounded_ns = ns < seconds_max * 1000000000u ? ns : seconds_max * 1000000000u;
+    const uint64_t nanoseconds = (uint64_t)until.tv_nsec + bounded_ns % 1000000000u;
+    until.tv_sec += (time_t)(bounded_ns / 1000000000u + nanoseconds / 1000000000u);
+    until.tv_nsec = (long)(nanoseconds % 1000000000u);
+    (void)pthread_mutex_lock(&engine->mutex);
+    int rc = 0;
+    while (!engine->woken && rc == 0) {
+        rc = pthread_cond_timedwait(&engine->wake, &engine->mutex, &until);
+    }
+    engine->woken = false;
+    (void)pthread_mutex_unlock(&engine->mutex);
+}
+
+static void *engine_main(void *arg)
+{
+    firn_engine *engine = arg;
+    for (;;) {
+        (void)pthread_mutex_lock(&engine->mutex);
+        const bool stopping = engine->stopping;
+        const uint64_t stop_deadline_ns = engine->stop_deadline_ns;
+        (void)pthread_mutex_unlock(&engine->mutex);
+
+        firni_intake_drain(engine);
+        if (stopping) {
+            const bool late = firni_now_ns(engine->env) >= stop_deadline_ns;
+            cancel_all(engine->waiting_head, engine->rows, late ? engine->n_rows : 0);
+        }
+        firni_drop_cancelled(engine);
+        uint64_t idle_ns = engine->prefix != NULL ? firn_prefix_poll(engine->prefix) : UINT64_MAX;
+        firni_admit(engine);
+        const bool stepped = firni_step(engine);
+        publish_stats(engine);
+        if (stepped) {
+            continue;
+        }
+        if (stopping && engine->waiting_head == NULL) {
+            break;
+        }
+        if (engine->waiting_head != NULL && idle_ns > WAIT_NS_MAX) {
+            idle_ns = WAIT_NS_MAX;
+        }
+        wait_for_work(engine, idle_ns);
+    }
+    if (engine->prefix != NULL) {
+        engine->flush_report = firn_prefix_flush(engine->prefix, engine->flush_bound_ns);
+        publish_stats(engine);
+    }
+    return NULL;
+}
+
+static firn_status fill_defaults(firn_engine_options *options, firn_error *err)
+{
+    const firn_model_info *info = firn_model_get_info(options->model);
+    options->ctx_tokens_max = options->ctx_tokens_max != 0 ? options->ctx_tokens_max : info->n_ctx_train;
+    options->batch_rows_max = options->batch_rows_max != 0 ? options->batch_rows_max : BATCH_ROWS_DEFAULT;
+    options->chunk_tokens_max = options->chunk_tokens_max != 0 ? options->chunk_tokens_max : CHUNK_TOKENS_DEFAULT;
+    options->queue_max = options->queue_max != 0 ? options->queue_max : QUEUE_DEFAULT;
+    if (options->batch_rows_max > BATCH_ROWS_MAX) {
+        return firni_fail(err, FIRN_ERR_INVALID, "batch rows: %u is more than %d", options->batch_rows_max, BATCH_ROWS_MAX);
+    }
+    if (options->ctx_tokens_max < 2) {
+        return firni_fail(err, FIRN_ERR_INVALID, "context: %u tokens are too few, at least 2 are needed",
+                          options->ctx_tokens_max);
+    }
+    return FIRN_OK;
+}
+
+static firn_status allocate(firn_engine *engine, firn_error *err)
+{
+    const firn_engine_options *options = &engine->options;
+    const size_t n_rows = options->batch_rows_max;
+    const size_t n_step = n_rows + options->chunk_tokens_max;
+    engine->rows = firni_calloc(engine->env, n_rows, sizeof *engine->rows);
+    engine->caches = firni_calloc(engine->env, engine->schema->n_layers, sizeof(firn_cache *));
+    engine->step_tokens = firni_calloc(engine->env, n_step, sizeof *engine->step_tokens);
+    engine->step_wanted = firni_calloc(engine->env, n_step, sizeof *engine->step_wanted);
+    engine->step_counts = firni_calloc(engine->env, n_rows, sizeof *engine->step_counts);
+    engine->step_keep = firni_calloc(engine->env, n_rows, sizeof *engine->step_keep);
+    engine->step_logits = firni_calloc(engine->env, n_rows * engine->n_vocab, sizeof *engine->step_logits);
+    if (engine->rows == NULL || engine->caches == NULL || engine->step_tokens == NULL || engine->step_wanted == NULL ||
+        engine->step_counts == NULL || engine->step_keep == NULL || engine->step_logits == NULL) {
+        return firni_fail(err, FIRN_ERR_NO_MEMORY, "no memory for an engine of %zu rows", n_rows);
+    }
+    for (uint32_t layer = 0; layer < engine->schema->n_layers; layer++) {
+        const firn_status status =
+            firn_cache_create(&engine->schema->layers[layer], options->pool, engine->env, &engine->caches[layer], err);
+        if (status != FIRN_OK) {
+            return status;
+        }
+    }
+    return FIRN_OK;
+}
+
+static void release(firn_engine *engine)
+{
+    firn_prefix_destroy(engine->prefix);
+    for (uint32_t layer = 0; engine->caches != NULL && layer < engine->schema->n_layers; layer++) {
+        firn_cache_destroy(engine->caches[layer]);
+    }
+    firni_free(engine->env, engine->caches);
+    firni_free(engine->env, engine->rows);
+    firni_free(engine->env, engine->step_tokens);
+    firni_free(engine->env, engine->step_wanted);
+    firni_free(engine->env, engine->step_counts);
+    firni_free(engine->env, engine->step_keep);
+    firni_free(engine->env, engine->step_logits);
+    (void)pthread_cond_destroy(&engine->wake);
+    (void)pthread_mutex_destroy(&engine->mutex);
+    firni_free(engine->env, engine);
+}
+
+firn_status firn_engine_create(const firn_engine_options *options, const firn_env *env, firn_engine **out, firn_error *err)
+{
+    *out = NULL;
+    assert(options->model != NULL && options->pool != NULL);
+    firn_engine *engine = firni_calloc(env, 1, sizeof *engine);
+    if (engine == NULL) {
+        return firni_fail(err, FIRN_ERR_NO_MEMORY, "no memory for an engine");
+    }
+    engine->env = env;
+    engine->options = *options;
+    engine->schema = firn_model_schema(options->model);
+    engine->n_vocab = firn_model_get_info(options->model)->n_vocab;
+    (void)pthread_mutex_init(&engine->mutex, NULL);
+    /* Waits are bounded on the clock that cannot be set back. */
+    pthread_condattr_t attributes;
+    (void)pthread_condattr_init(&attributes);
+    (void)pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    (void)pthread_cond_init(&engine->wake, &attributes);
+    (void)pthread_condattr_destroy(&attributes);
+
+    firn_status status = fill_defaults(&engine->options, err);
+    if (status == FIRN_OK) {
+        status = allocate(engine, err);
+    }
+    if (status == FIRN_OK && !options->no_prefix_cache) {
+        const firn_prefix_options prefix_options = {
+            .pool = options->pool,
+            .schema = engine->schema,
+            .tier = options->tier,
+            .notify = firni_engine_wake,
+            .notify_ctx = engine,
+        };
+        status = firn_prefix_create(&prefix_options, env, &engine->prefix, err);
+    }
+    if (status == FIRN_OK) {
+        const int rc = pthread_create(&engine->thread, NULL, engine_main, engine);
+        if (rc != 0) {
+            status = firni_fail_os(err, rc, "cannot start the engine's thread");
+        }
+    }
+    if (status != FIRN_OK) {
+        release(engine);
+        return status;
+    }
+    *out = engine;
+    return FIRN_OK;
+}
+
+void firn_engine_destroy(firn_engine *engine, uint64_t bound_ns, firn_flush_report *report)
+{
+    if (engine == NULL) {
+        return;
+    }
+    (void)pthread_mutex_lock(&engine->mutex);
+    engine->stopping = true;
+    engine->stop_deadline_ns = firni_now_ns(engine->env) + bound_ns / 2;
+    engine->flush_bound_ns = bound_ns - bound_ns / 2;
+    engine->woken = true;
+    (void)pthread_cond_signal(&engine->wake);
+    (void)pthread_mutex_unlock(&engine->mutex);
+    (void)pthread_join(engine->thread, NULL);
+    if (report != NULL) {
+        *report = engine->flush_report;
+    }
+    assert(engine->live == NULL);
+    release(engine);
+}
+
+void firn_engine_get_stats(firn_engine *engine, firn_engine_stats *out)
+{
+    (void)pthread_mutex_lock(&engine->mutex);
+    *out = engine->published;
+    (void)pthread_mutex_unlock(&engine->mutex);
+    /* These keep their own locks and are read fresh. */
+    firn_pool_get_stats(engine->options.pool, &out->pool);
+    if (engine->options.tier != NULL) {
+        firn_tier_get_stats(engine->options.tier, &out->tier);
+    }
+}

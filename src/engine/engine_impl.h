@@ -1,0 +1,148 @@
+/*
+ * engine: how requests become tokens. The module's map:
+ *
+ *      any thread                         engine thread
+ *      submit --> inbox (bounded) -->  waiting --> running rows --> finished
+ *      cancel --> flag in sequence        |            |                |
+ *                                      lease        one row in       published into the
+ *                                 (prefix lookup,   every layer's    token tree, row
+ *                                  tier read)       batched cache    filtered out
+ *
+ *   engine.c     creation, the thread's loop, shutdown, statistics
+ *   intake.c     submit and cancel: everything other threads may touch
+ *   sequence.c   one request's own state; its life from copy to END event
+ *   admission.c  who may join, against the KV budget; joining = lend + merge
+ *   step.c       one forward over all rows; sampling; leaving = publish + filter
+ *
+ * The memory promise: reserved_bytes (firni_request_bytes of all running rows) + unevictable bytes of the tree never exceed
+ * the pool's budget, so that a running row can always get its next block, by evicting clean tree nodes if need be. A
+ * row's blocks move from the first account to the second when it is published.
+ *
+ * Locking: one mutex, engine.mutex, guards the members so marked; nothing is called under it. It nests inside nothing.
+ */
+#ifndef FIRNI_ENGINE_IMPL_H
+#define FIRNI_ENGINE_IMPL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "base/base_impl.h"
+#include "engine/text_stream.h"
+#include "firn/engine.h"
+
+typedef enum firni_sequence_state {
+    FIRNI_SEQUENCE_WAITING = 0, /* not in the batch */
+    FIRNI_SEQUENCE_RUNNING = 1, /* has a row */
+    FIRNI_SEQUENCE_ENDED = 2    /* END was sent; the row, if any, leaves at the end of this step */
+} firni_sequence_state;
+
+/* One request. Created by submit on the caller's thread; then belongs to the engine thread, except `cancelled`. */
+typedef struct firni_sequence {
+    struct firni_sequence *next;       /* in inbox or waiting list */
+    struct firni_sequence *live_next;  /* in engine.live; guarded by engine.mutex */
+    uint64_t id;
+    const firn_env *env;
+    atomic_bool cancelled;
+
+    firn_token *tokens;       /* prompt, then answer; room for n_prompt + max_tokens */
+    uint32_t n_prompt;
+    uint32_t n_tokens;        /* prompt and answer so far */
+    uint32_t n_cached;        /* tokens the row holds; n_tokens - n_cached are to be forwarded */
+    uint32_t max_tokens;
+    char *ns;
+    bool ignore_end;
+    bool no_cache;
+    uint32_t n_logprobs;
+    firn_sampler *sampler;
+    firni_text_stream *stream;
+    char **stops;
+    uint32_t n_stops;
+    void (*on_event)(void *ctx, const firn_event *event);
+    void *ctx;
+
+    firni_sequence_state state;
+    firn_lease *lease;        /* while waiting, once acquired */
+    uint64_t reserved_bytes;  /* counted in engine.reserved_bytes while running */
+    bool prompt_published;
+    firn_usage usage;
+    uint64_t submitted_ns;
+} firni_sequence;
+
+struct firn_engine {
+    const firn_env *env;
+    firn_engine_options options; /* defaults filled in */
+    const firn_schema *schema;
+    uint32_t n_vocab;
+    firn_prefix *prefix;         /* NULL with no_prefix_cache */
+    pthread_t thread;
+
+    /* ---- guarded by mutex ---- */
+    pthread_mutex_t mutex;
+    pthread_cond_t wake;
+    bool woken;                  /* something happened since the engine thread last looked */
+    bool stopping;
+    uint64_t stop_deadline_ns;   /* running requests are cancelled at this time */
+    uint64_t flush_bound_ns;
+    firni_sequence *inbox_head, *inbox_tail;
+    firni_sequence *live;        /* every sequence that has not been freed */
+    uint32_t n_pending;          /* submitted and not yet running: bounded by queue_max */
+    uint64_t next_id;
+    firn_engine_stats published; /* snapshot for get_stats */
+    firn_flush_report flush_report;
+
+    /* ---- engine thread only ---- */
+    firni_sequence *waiting_head, *waiting_tail;
+    firni_sequence **rows;       /* [batch_rows_max]; row r of every cache belongs to rows[r] */
+    uint32_t n_rows;
+    firn_cache **caches;         /* [n_layers], n_rows rows each */
+    uint64_t reserved_bytes;
+    firn_engine_stats stats;     /* counters; copied to `published` after each step */
+
+    /* Buffers of one step, sized at creation so that the token loop allocates nothing. */
+    firn_token *step_tokens;     /* [batch_rows_max + chunk_tokens_max] */
+    uint8_t *step_wanted;        /* the same */
+    uint32_t *step_counts;       /* [batch_rows_max] */
+    uint32_t *step_keep;         /* [batch_rows_max] row numbers for filter and commit */
+    float *step_logits;          /* [batch_rows_max, n_vocab] */
+};
+
+/* ---- sequence.c ---- */
+
+/* Copies the request; *out is freed with firni_sequence_destroy. */
+firn_status firni_sequence_create(const firn_request *request, uint32_t max_tokens, uint32_t n_vocab,
+                                  bool strips_leading_space, uint64_t id, const firn_env *env, firni_sequence **out,
+                                  firn_error *err);
+void firni_sequence_destroy(firni_sequence *sequence); /* accepts NULL */
+/* Sends END once; later calls do nothing. `text` is what the stop or the end released. */
+void firni_sequence_end(firni_sequence *sequence, firn_finish finish, const char *stop_string, const char *text,
+                        size_t len_text, const firn_error *error);
+/* Takes a chosen token: appends, sends TOKEN, ends the sequence when it is finished. */
+void firni_sequence_take_token(firni_sequence *sequence, firn_token token, const float *logits, uint32_t n_vocab,
+                               const firn_tokenizer *tokenizer);
+
+/* ---- intake.c ---- */
+
+void firni_engine_wake(void *engine); /* any thread */
+/* Moves the inbox to the waiting list. */
+void firni_intake_drain(firn_engine *engine);
+/* Removes from `live` and frees. */
+void firni_intake_forget(firn_engine *engine, firni_sequence *sequence);
+
+/* ---- admission.c ---- */
+
+/* Bytes a row of `tokens` tokens takes over all layers. */
+uint64_t firni_projected_bytes(const firn_engine *engine, uint32_t tokens);
+/* Most bytes that a request of `tokens` tokens takes: its row, and the copy of a partial tail while the tree holds the
+ * original (lent to the row, or published by it). */
+uint64_t firni_request_bytes(const firn_engine *engine, uint32_t tokens);
+/* Starts lookups for the first waiting requests, ends cancelled ones, lets in those that fit. */
+void firni_admit(firn_engine *engine);
+
+/* ---- step.c ---- */
+
+/* One forward over all rows, or nothing when there is none. Returns whether there was one. */
+bool firni_step(firn_engine *engine);
+/* Ends and removes rows whose sequence was cancelled, publishing what they computed. */
+void firni_drop_cancelled(firn_engine *engine);
+
+#endif
