@@ -1,0 +1,93 @@
+/*
+ * bench: what `firn bench` measures, one concern per file.
+ *
+ *   cmd_bench.c      flags, the order of things
+ *   bench_forward.c  prefill and decode: the model driven directly, over ragged caches
+ *   bench_ttft.c     time to first token through the engine: cold, from RAM, from disk
+ *   bench_memory.c   what this machine can stream from memory: the bound of decode
+ *   bench_files.c    what this machine can read from the cache's own files: the bound of a restore
+ *   bench_report.c   table and JSON
+ *
+ * Every measurement checks its result before it is timed, and every ratio compares two things of the same run.
+ */
+#ifndef FIRNI_BENCH_IMPL_H
+#define FIRNI_BENCH_IMPL_H
+
+#include "cmd/stack.h"
+
+#define FIRNI_BENCH_RUNS_MAX 64u
+#define FIRNI_BENCH_BATCHES_MAX 8u
+
+/* One number, measured several times. */
+typedef struct firni_sample {
+    double values[FIRNI_BENCH_RUNS_MAX];
+    uint32_t n;
+} firni_sample;
+
+void firni_sample_add(firni_sample *sample, double value);
+double firni_sample_median(const firni_sample *sample); /* 0 when empty, like the next two */
+double firni_sample_min(const firni_sample *sample);
+double firni_sample_max(const firni_sample *sample);
+
+typedef struct firni_bench_options {
+    uint32_t n_prompt;      /* tokens of the timed prefill */
+    uint32_t n_gen;         /* tokens each row generates; 0: no decode */
+    uint32_t n_depth;       /* tokens before the prompt, not timed */
+    uint32_t n_runs;
+    uint32_t batches[FIRNI_BENCH_BATCHES_MAX];
+    uint32_t n_batches;
+    uint32_t n_chunk;       /* prompt tokens per forward */
+    uint32_t n_ttft;        /* 0: no time to first token */
+    const char *dir;        /* the restore's files go into a new directory in here */
+} firni_bench_options;
+
+/* Decode of one batch size. */
+typedef struct firni_bench_decode {
+    uint32_t n_rows;
+    firni_sample tokens_per_second; /* all rows together */
+    uint64_t step_bytes;            /* weights and mean key/value bytes that a step reads */
+} firni_bench_decode;
+
+typedef struct firni_bench_ttft {
+    uint32_t n_tokens;              /* of the prompt */
+    uint32_t n_answer;              /* tokens compared between the three */
+    firni_sample cold_seconds, ram_seconds, disk_seconds;
+    uint32_t ram_tokens, disk_tokens; /* what came from there */
+    uint64_t restored_bytes;
+    firni_sample restore_rate;      /* bytes/s */
+    firni_sample raw_rate;          /* bytes/s of the same files */
+    bool is_direct;                 /* the raw read bypassed the page cache */
+} firni_bench_ttft;
+
+typedef struct firni_bench {
+    const firni_command *command;
+    const firn_env *env;
+    firni_bench_options options;
+    const firni_stack *stack;       /* without engine and disk */
+    firni_sample stream_rate;       /* bytes/s, all threads */
+    firni_sample prefill_rate;      /* tokens/s */
+    firni_bench_decode decode[FIRNI_BENCH_BATCHES_MAX];
+    firni_bench_ttft ttft;
+} firni_bench;
+
+/* Fills prefill_rate and decode. Errors: those of the parts; STATE when two ways that must agree to the bit do not. */
+firn_status firni_bench_forward(firni_bench *bench, firn_error *err);
+/* Fills ttft. */
+firn_status firni_bench_measure_ttft(firni_bench *bench, firn_error *err);
+/* Adds n_runs readings of a buffer larger than any cache to stream_rate. */
+firn_status firni_bench_stream(firni_bench *bench, uint32_t n_runs, firn_error *err);
+
+/* n different-looking ids of the model's vocabulary, none special; the same for the same seed. */
+void firni_bench_fill_tokens(const firni_bench *bench, uint64_t seed, firn_token *out, uint32_t n);
+
+/* Makes the kernel forget its copies of the segment files in `dir`. */
+void firni_bench_drop_cached(const char *dir);
+/* Reads all segment files in `dir` with many requests in flight; *rate in bytes/s. */
+firn_status firni_bench_read_files(const firn_env *env, const char *dir, double *rate, bool *is_direct,
+                                   firn_error *err);
+
+void firni_bench_print(const firni_bench *bench);
+/* Returns the exit status. */
+int firni_bench_print_json(const firni_bench *bench);
+
+#endif

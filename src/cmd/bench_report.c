@@ -1,0 +1,194 @@
+/*
+ * Results of `firn bench` as a table and as JSON, and the statistics of a sample. Measures nothing.
+ */
+#include <assert.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <jansson.h>
+
+#include "cmd/bench_impl.h"
+
+/* ---- samples ---------------------------------------------------------------------------------------------------- */
+
+void firni_sample_add(firni_sample *sample, double value)
+{
+    assert(sample->n < FIRNI_BENCH_RUNS_MAX);
+    sample->values[sample->n++] = value;
+}
+
+static int by_value(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return x < y ? -1 : x > y;
+}
+
+double firni_sample_median(const firni_sample *sample)
+{
+    if (sample->n == 0) {
+        return 0.0;
+    }
+    firni_sample sorted = *sample;
+    qsort(sorted.values, sorted.n, sizeof sorted.values[0], by_value);
+    return (sorted.values[(sorted.n - 1) / 2] + sorted.values[sorted.n / 2]) / 2.0;
+}
+
+double firni_sample_min(const firni_sample *sample)
+{
+    double least = sample->n > 0 ? sample->values[0] : 0.0;
+    for (uint32_t i = 1; i < sample->n; i++) {
+        least = sample->values[i] < least ? sample->values[i] : least;
+    }
+    return least;
+}
+
+double firni_sample_max(const firni_sample *sample)
+{
+    double most = sample->n > 0 ? sample->values[0] : 0.0;
+    for (uint32_t i = 1; i < sample->n; i++) {
+        most = sample->values[i] > most ? sample->values[i] : most;
+    }
+    return most;
+}
+
+static double ratio(double a, double b)
+{
+    return b > 0.0 ? a / b : 0.0;
+}
+
+/* Bytes per second that decode reads, as a share of the streaming rate. */
+static double stream_share(const firni_bench *bench, const firni_bench_decode *decode)
+{
+    const double steps_per_second = firni_sample_median(&decode->tokens_per_second) / decode->n_rows;
+    return ratio((double)decode->step_bytes * steps_per_second, firni_sample_median(&bench->stream_rate));
+}
+
+/* ---- table ------------------------------------------------------------------------------------------------------ */
+
+/* One measurement; the caller adds what it is compared with and ends the line. */
+static void print_row(const char *what, const firni_sample *sample, double unit, const char *unit_name)
+{
+    (void)printf("  %-28s %10.4g %-8s  %.4g .. %.4g", what, firni_sample_median(sample) / unit, unit_name,
+                 firni_sample_min(sample) / unit, firni_sample_max(sample) / unit);
+}
+
+static void print_ttft(const firni_bench_ttft *t)
+{
+    char size[FIRNI_SIZE_TEXT_BYTES];
+    const double cold = firni_sample_median(&t->cold_seconds);
+    (void)printf("\ntime to first token of %" PRIu32 " tokens (the %" PRIu32 " tokens of the answers are equal)\n",
+                 t->n_tokens, t->n_answer);
+    print_row("cold", &t->cold_seconds, 1.0, "s");
+    (void)printf("\n");
+    print_row("from RAM", &t->ram_seconds, 1.0, "s");
+    (void)printf("   %.2f %% of cold; %" PRIu32 " tokens cached\n",
+                 100.0 * ratio(firni_sample_median(&t->ram_seconds), cold), t->ram_tokens);
+    print_row("from disk, after reopening", &t->disk_seconds, 1.0, "s");
+    (void)printf("   %.2f %% of cold; %" PRIu32 " tokens, %s\n",
+                 100.0 * ratio(firni_sample_median(&t->disk_seconds), cold), t->disk_tokens,
+                 firni_cmd_size_text(t->restored_bytes, size));
+    print_row("restore rate", &t->restore_rate, 1e9, "GB/s");
+    (void)printf("   %.0f %% of the plain read\n",
+                 100.0 * ratio(firni_sample_median(&t->restore_rate), firni_sample_median(&t->raw_rate)));
+    print_row(t->is_direct ? "plain direct read of files" : "plain read, cache dropped", &t->raw_rate, 1e9, "GB/s");
+    (void)printf("\n");
+}
+
+void firni_bench_print(const firni_bench *bench)
+{
+    const firni_bench_options *o = &bench->options;
+    const firn_model_info *info = firn_model_get_info(bench->stack->model);
+    char size[FIRNI_SIZE_TEXT_BYTES], what[64];
+    (void)printf("%s: %s %s, %.1f M parameters, %s of packed weights; kernel %s, %" PRIu32 " threads, kv %s\n",
+                 info->name, info->architecture, info->weight_type, (double)info->n_params * 1e-6,
+                 firni_cmd_size_text(info->weight_bytes, size), info->kernel,
+                 firn_workers_count(bench->stack->workers),
+                 firn_dtype_name(firn_model_schema(bench->stack->model)->layers[0].dtype));
+    (void)printf("median of %" PRIu32 " runs, least .. most; depth %" PRIu32 ", chunk %" PRIu32 "\n\n", o->n_runs,
+                 o->n_depth, o->n_chunk);
+    print_row("memory, streaming read", &bench->stream_rate, 1e9, "GB/s");
+    (void)printf("\n");
+    if (bench->prefill_rate.n > 0) {
+        (void)snprintf(what, sizeof what, "prefill %" PRIu32, o->n_prompt);
+        print_row(what, &bench->prefill_rate, 1.0, "tok/s");
+        (void)printf("\n");
+    }
+    for (uint32_t i = 0; i < o->n_batches; i++) {
+        const firni_bench_decode *decode = &bench->decode[i];
+        if (decode->tokens_per_second.n == 0) {
+            continue;
+        }
+        (void)snprintf(what, sizeof what, "decode %" PRIu32 ", batch %" PRIu32, o->n_gen, decode->n_rows);
+        print_row(what, &decode->tokens_per_second, 1.0, "tok/s");
+        (void)printf("   %.4g per row; reads at %.0f %% of streaming\n",
+                     firni_sample_median(&decode->tokens_per_second) / decode->n_rows,
+                     100.0 * stream_share(bench, decode));
+    }
+    if (o->n_ttft > 0) {
+        print_ttft(&bench->ttft);
+    }
+}
+
+/* ---- JSON ------------------------------------------------------------------------------------------------------- */
+
+static json_t *sample_json(const firni_sample *sample)
+{
+    return json_pack("{s:f, s:f, s:f, s:i}", "median", firni_sample_median(sample), "min", firni_sample_min(sample),
+                     "max", firni_sample_max(sample), "runs", (int)sample->n);
+}
+
+/* JSON has bare units (bytes/s, seconds) and the ratios already computed, so that no reader has to know which number is
+ * to be divided by which. */
+static json_t *decode_json(const firni_bench *bench)
+{
+    json_t *array = json_array();
+    for (uint32_t i = 0; i < bench->options.n_batches; i++) {
+        const firni_bench_decode *decode = &bench->decode[i];
+        if (decode->tokens_per_second.n > 0) {
+            (void)json_array_append_new(
+                array, json_pack("{s:I, s:I, s:o, s:I, s:f}", "batch", (json_int_t)decode->n_rows, "tokens",
+                                 (json_int_t)bench->options.n_gen, "tokens_per_second",
+                                 sample_json(&decode->tokens_per_second), "step_bytes",
+                                 (json_int_t)decode->step_bytes, "stream_share", stream_share(bench, decode)));
+        }
+    }
+    return array;
+}
+
+static json_t *ttft_json(const firni_bench_ttft *t)
+{
+    const double cold = firni_sample_median(&t->cold_seconds);
+    return json_pack(
+        "{s:I, s:I, s:o, s:o, s:o, s:I, s:I, s:I, s:o, s:o, s:b, s:f, s:f, s:f}", "prompt_tokens",
+        (json_int_t)t->n_tokens, "answer_tokens_compared", (json_int_t)t->n_answer, "cold_seconds",
+        sample_json(&t->cold_seconds), "ram_seconds", sample_json(&t->ram_seconds), "disk_seconds",
+        sample_json(&t->disk_seconds), "ram_tokens", (json_int_t)t->ram_tokens, "disk_tokens",
+        (json_int_t)t->disk_tokens, "restored_bytes", (json_int_t)t->restored_bytes, "restore_bytes_per_second",
+        sample_json(&t->restore_rate), "raw_read_bytes_per_second", sample_json(&t->raw_rate), "raw_read_is_direct",
+        (int)t->is_direct, "ram_to_cold", ratio(firni_sample_median(&t->ram_seconds), cold), "disk_to_cold",
+        ratio(firni_sample_median(&t->disk_seconds), cold), "restore_to_raw",
+        ratio(firni_sample_median(&t->restore_rate), firni_sample_median(&t->raw_rate)));
+}
+
+int firni_bench_print_json(const firni_bench *bench)
+{
+    const firni_bench_options *o = &bench->options;
+    const firn_model_info *info = firn_model_get_info(bench->stack->model);
+    json_t *object = json_pack(
+        "{s:{s:s, s:s, s:s, s:I, s:I, s:s}, s:I, s:s, s:I, s:I, s:I, s:o, s:o, s:o}", "model", "name", info->name,
+        "architecture", info->architecture, "weight_type", info->weight_type, "parameters",
+        (json_int_t)info->n_params, "packed_bytes", (json_int_t)info->weight_bytes, "kv_dtype",
+        firn_dtype_name(firn_model_schema(bench->stack->model)->layers[0].dtype), "threads",
+        (json_int_t)firn_workers_count(bench->stack->workers), "kernel", info->kernel, "prompt_tokens",
+        (json_int_t)o->n_prompt, "depth_tokens", (json_int_t)o->n_depth, "chunk_tokens", (json_int_t)o->n_chunk,
+        "stream_bytes_per_second", sample_json(&bench->stream_rate), "prefill_tokens_per_second",
+        sample_json(&bench->prefill_rate), "decode", decode_json(bench));
+    if (object != NULL && o->n_ttft > 0) {
+        (void)json_object_set_new(object, "ttft", ttft_json(&bench->ttft));
+    }
+    const bool failed = object == NULL || json_dumpf(object, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(9)) != 0 ||
+                        putchar('\n') == EOF;
+    json_decref(object);
+    return failed ? firni_cmd_fail(bench->command, "cannot write the result") : 0;
+}

@@ -1,0 +1,167 @@
+/*
+ * firn bench: flags and the order of things; see bench_impl.h for what is measured where.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/base_impl.h"
+#include "cmd/bench_impl.h"
+#include "engine/sampler_impl.h"
+
+typedef struct bench_flags {
+    firni_stack_options stack;
+    firni_bench_options bench;
+    const char *batches;
+    bool json;
+} bench_flags;
+
+/* Random ids cost a dense model what a text costs it, and no prompt is a prefix of another. Special ones are left out,
+ * since an end token in a prompt is not what users send; a vocabulary of special tokens alone is not worth a loop. */
+void firni_bench_fill_tokens(const firni_bench *bench, uint64_t seed, firn_token *out, uint32_t n)
+{
+    const firn_tokenizer *tokenizer = firn_model_tokenizer(bench->stack->model);
+    const uint32_t n_vocab = firn_model_get_info(bench->stack->model)->n_vocab;
+    uint64_t state = firni_mix64(seed + 1);
+    for (uint32_t i = 0; i < n; i++) {
+        firn_token token;
+        uint32_t n_tries = 0;
+        do {
+            token = (firn_token)(firni_mix64(++state) % n_vocab);
+        } while (firn_tokenizer_is_special(tokenizer, token) && ++n_tries < 100);
+        out[i] = token;
+    }
+}
+
+/* "1,4,16"; false when it is something else. */
+static bool parse_batches(const char *text, firni_bench_options *options)
+{
+    options->n_batches = 0;
+    for (const char *at = text;; at++) {
+        uint32_t value = 0;
+        const char *begin = at;
+        for (; *at >= '0' && *at <= '9' && value <= 256; at++) {
+            value = value * 10 + (uint32_t)(*at - '0');
+        }
+        if (at == begin || value < 1 || value > 256 || options->n_batches == FIRNI_BENCH_BATCHES_MAX) {
+            return false;
+        }
+        options->batches[options->n_batches++] = value;
+        if (*at != ',') {
+            return *at == '\0';
+        }
+    }
+}
+
+static int measure(firni_bench *bench, bool json)
+{
+    static char label[] = "measuring";
+    const firni_bench_options *o = &bench->options;
+    firn_error err = { 0 };
+    firni_cmd_progress(label, 0.0f);
+    /* Half before and half after what is compared with it: other work on the machine comes and goes. */
+    const uint32_t n_before = (o->n_runs + 1) / 2;
+    firn_status status = firni_bench_stream(bench, n_before, &err);
+    if (status == FIRN_OK && o->n_prompt > 0) {
+        status = firni_bench_forward(bench, &err);
+    }
+    if (status == FIRN_OK) {
+        status = firni_bench_stream(bench, o->n_runs - n_before, &err);
+    }
+    if (status == FIRN_OK && o->n_ttft > 0) {
+        firni_cmd_progress(label, 0.5f);
+        status = firni_bench_measure_ttft(bench, &err);
+    }
+    firni_cmd_progress(label, 1.0f);
+    if (status != FIRN_OK) {
+        return firni_cmd_fail(bench->command, "%s", err.message);
+    }
+    if (json) {
+        return firni_bench_print_json(bench);
+    }
+    firni_bench_print(bench);
+    return 0;
+}
+
+static int run(const firni_command *self, int argc, char **argv)
+{
+    static char label[] = "loading the model";
+    bench_flags f = {
+        .stack = { .no_disk = true, .no_engine = true, .progress = firni_cmd_progress, .progress_label = label },
+        .bench = { .n_prompt = 512, .n_gen = 128, .n_runs = 5, .n_chunk = 256, .dir = "/var/tmp" },
+        .batches = "1,4",
+    };
+    firni_bench_options *o = &f.bench;
+    /* clang-format off */
+    const firni_flag flags[] = {
+        { .name = "model", .letter = 'm', .kind = FIRNI_FLAG_STRING, .target = &f.stack.model_path,
+          .value_name = "FILE", .help = "GGUF model to load (default: the built-in one)" },
+        { .name = "prompt", .kind = FIRNI_FLAG_U32, .target = &o->n_prompt, .value_name = "TOKENS",
+          .help = "prompt tokens of prefill and decode (0: only --ttft)", .min = 0, .max = 1048576 },
+        { .name = "gen", .kind = FIRNI_FLAG_U32, .target = &o->n_gen, .value_name = "TOKENS",
+          .help = "tokens each row decodes (0: no decode)", .min = 0, .max = 1048576 },
+        { .name = "batch", .kind = FIRNI_FLAG_STRING, .target = &f.batches, .value_name = "N,N",
+          .help = "rows decoding together, up to 8 numbers" },
+        { .name = "depth", .kind = FIRNI_FLAG_U32, .target = &o->n_depth, .value_name = "TOKENS",
+          .help = "tokens before the prompt", .min = 0, .max = 1048576 },
+        { .name = "ttft", .kind = FIRNI_FLAG_U32, .target = &o->n_ttft, .value_name = "TOKENS",
+          .help = "also: time to first token of such a prompt, cold, from RAM, from disk (0: no; at least 128)",
+          .min = 0, .max = 1048576 },
+        { .name = "runs", .kind = FIRNI_FLAG_U32, .target = &o->n_runs, .value_name = "N",
+          .help = "timed runs of each", .min = 1, .max = FIRNI_BENCH_RUNS_MAX },
+        { .name = "chunk", .kind = FIRNI_FLAG_U32, .target = &o->n_chunk, .value_name = "TOKENS",
+          .help = "prompt tokens of one step", .min = 1, .max = 8192 },
+        { .name = "threads", .letter = 't', .kind = FIRNI_FLAG_U32, .target = &f.stack.n_threads, .value_name = "N",
+          .help = "threads of a forward (0: all processors)", .min = 0, .max = 64 },
+        { .name = "kv", .kind = FIRNI_FLAG_STRING, .target = &f.stack.kv_dtype, .value_name = "TYPE",
+          .help = "element type of keys and values (default: f16)", .choices = "f16|bf16|f32" },
+        { .name = "kernel", .kind = FIRNI_FLAG_STRING, .target = &f.stack.kernel, .value_name = "NAME",
+          .help = "kernel variant (default: the best of this processor)" },
+        { .name = "ram-budget", .kind = FIRNI_FLAG_BYTES, .target = &f.stack.ram_budget_bytes, .value_name = "BYTES",
+          .help = "most memory for key/value state (0: a quarter of memory)" },
+        { .name = "cache-dir", .kind = FIRNI_FLAG_STRING, .target = &o->dir, .value_name = "DIR",
+          .help = "where --ttft makes a directory of its own, removed afterwards" },
+        { .name = "json", .kind = FIRNI_FLAG_BOOL, .target = &f.json, .help = "print JSON" },
+    };
+    /* clang-format on */
+    uint32_t n_positional = 0;
+    bool done = false;
+    int status = firni_flags_parse(self, flags, sizeof flags / sizeof flags[0], argc, argv, NULL, 0, &n_positional,
+                                   &done);
+    if (done) {
+        return status;
+    }
+    if (!parse_batches(f.batches, o)) {
+        return firni_cmd_usage(self, "--batch: \"%s\" is not a list of 1 to 8 numbers in 1..256", f.batches);
+    }
+    if (o->n_prompt == 0 && o->n_ttft == 0) {
+        return firni_cmd_usage(self, "--prompt 0 leaves nothing to measure without --ttft");
+    }
+    if (o->n_ttft > 0 && o->n_ttft < 2 * FIRN_BLOCK_TOKENS) {
+        return firni_cmd_usage(self, "--ttft must be at least %u tokens", 2 * FIRN_BLOCK_TOKENS);
+    }
+    f.stack.chunk_tokens_max = o->n_chunk;
+    for (uint32_t i = 0; i < o->n_batches; i++) {
+        f.stack.batch_rows_max = o->batches[i] > f.stack.batch_rows_max ? o->batches[i] : f.stack.batch_rows_max;
+    }
+    firni_bench bench = { .command = self, .env = firni_cmd_env(FIRN_LOG_WARN), .options = *o };
+    firni_stack *stack = NULL;
+    firn_error err = { 0 };
+    if (firni_stack_open(&f.stack, bench.env, &stack, &err) != FIRN_OK) {
+        return firni_cmd_fail(self, "%s", err.message);
+    }
+    bench.stack = stack;
+    status = measure(&bench, f.json);
+    firni_stack_close(stack, 0, NULL);
+    return status;
+}
+
+const firni_command firni_cmd_bench = {
+    .name = "bench",
+    .summary = "measure a model on this machine",
+    .synopsis = "bench [-m MODEL.gguf] [flags]",
+    .details = "Results are checked before they are timed: other chunks and batches must give the same bits, cached\n"
+               "prompts the same answer. Decode is set beside what the same threads can stream from memory, the\n"
+               "restore beside a plain direct read of the same files.",
+    .run = run,
+};

@@ -1,0 +1,108 @@
+/*
+ * stack: model, pool, disk tier and engine put together from a command's options.
+ *
+ *      workers <- model <- engine -> pool
+ *                            \----> disk tier -> pool
+ *
+ * The commands that generate (serve, run, bench) open the same stack, so that they mean the same thing by the same
+ * flag. What is special about a command stays in its own file.
+ *
+ * A cache directory that can not be used is not the end: the stack opens without a disk tier, and disk_state and
+ * disk_message say why. The exceptions are a directory that another process is writing (unless disk_share) and one that
+ * holds something foreign: both are refused, because going on would surprise whoever looks for the cache later.
+ */
+#ifndef FIRNI_STACK_H
+#define FIRNI_STACK_H
+
+#include "cmd/cmd.h"
+#include "firn/disk.h"
+#include "firn/engine.h"
+
+/* All zero means the defaults. The strings are borrowed during firni_stack_open() only. */
+typedef struct firni_stack_options {
+    const char *model_path;      /* NULL: the built-in model */
+    uint32_t n_threads;          /* 0: the processors this process may run on */
+    uint32_t ctx_tokens_max;     /* 0: the model's training context */
+    uint32_t batch_rows_max;     /* 0: 16 */
+    uint32_t chunk_tokens_max;   /* 0: 256 */
+    uint32_t queue_max;          /* 0: 128 */
+    const char *kv_dtype;        /* "f16", "bf16" or "f32"; NULL: "f16" */
+    const char *kernel;          /* NULL: the best of this processor */
+    uint64_t ram_budget_bytes;   /* 0: a quarter of the memory this process may use */
+    uint64_t disk_budget_bytes;  /* 0: 16 GiB */
+    const char *cache_dir;       /* NULL: $XDG_CACHE_HOME/firn, or ~/.cache/firn */
+    bool no_disk;                /* no disk tier */
+    const char *durability;      /* "none", "batch" or "always"; NULL: "batch" */
+    uint64_t ttl_ns;             /* 0: no limit */
+    bool disk_share;             /* when another process is the writer, read its cache and store nothing */
+    bool no_prefix_cache;        /* compute every prompt in full; implies no_disk */
+    bool no_engine;              /* leave `engine` NULL: for commands that drive the model themselves */
+    void (*progress)(void *label, float fraction); /* model loading; may be NULL */
+    void *progress_label;
+} firni_stack_options;
+
+/* The flags of these options, as the head of a command's table:
+ *
+ *      const firni_flag flags[] = { FIRNI_STACK_FLAGS(options), { .name = "port", ... } };
+ */
+/* clang-format off */
+#define FIRNI_STACK_FLAGS(o)                                                                                           \
+    { .name = "model", .letter = 'm', .kind = FIRNI_FLAG_STRING, .target = &(o).model_path, .value_name = "FILE",      \
+      .help = "GGUF model to load (default: the built-in one)" },                                                      \
+    { .name = "threads", .letter = 't', .kind = FIRNI_FLAG_U32, .target = &(o).n_threads, .value_name = "N",           \
+      .help = "threads of a forward (0: all processors)", .min = 0, .max = 64 },                                       \
+    { .name = "ctx", .letter = 'c', .kind = FIRNI_FLAG_U32, .target = &(o).ctx_tokens_max, .value_name = "TOKENS",     \
+      .help = "most tokens of one request, prompt and answer (0: as trained)", .min = 0, .max = 16777216 },            \
+    { .name = "max-batch", .kind = FIRNI_FLAG_U32, .target = &(o).batch_rows_max, .value_name = "ROWS",                \
+      .help = "requests decoding at once (0: 16)", .min = 0, .max = 256 },                                             \
+    { .name = "chunk", .kind = FIRNI_FLAG_U32, .target = &(o).chunk_tokens_max, .value_name = "TOKENS",                \
+      .help = "prompt tokens of one step (0: 256)", .min = 0, .max = 8192 },                                           \
+    { .name = "queue", .kind = FIRNI_FLAG_U32, .target = &(o).queue_max, .value_name = "N",                            \
+      .help = "requests that may wait (0: 128)", .min = 0, .max = 65536 },                                             \
+    { .name = "kv", .kind = FIRNI_FLAG_STRING, .target = &(o).kv_dtype, .value_name = "TYPE",                          \
+      .help = "element type of keys and values: f16, bf16, f32 (default: f16)", .choices = "f16|bf16|f32" },           \
+    { .name = "kernel", .kind = FIRNI_FLAG_STRING, .target = &(o).kernel, .value_name = "NAME",                        \
+      .help = "kernel variant (default: the best of this processor)" },                                                \
+    { .name = "ram-budget", .kind = FIRNI_FLAG_BYTES, .target = &(o).ram_budget_bytes, .value_name = "BYTES",          \
+      .help = "most memory for key/value state, e.g. 4G (0: a quarter of memory)" },                                   \
+    { .name = "disk-budget", .kind = FIRNI_FLAG_BYTES, .target = &(o).disk_budget_bytes, .value_name = "BYTES",        \
+      .help = "most bytes on disk, e.g. 64G (0: 16G)" },                                                               \
+    { .name = "cache-dir", .kind = FIRNI_FLAG_STRING, .target = &(o).cache_dir, .value_name = "DIR",                   \
+      .help = "where state is kept across restarts (default: $XDG_CACHE_HOME/firn or ~/.cache/firn)" },                \
+    { .name = "no-disk", .kind = FIRNI_FLAG_BOOL, .target = &(o).no_disk, .help = "keep state in RAM only" },          \
+    { .name = "durability", .kind = FIRNI_FLAG_STRING, .target = &(o).durability, .value_name = "WHEN",                \
+      .help = "when stored state is synced: none, batch, always (default: batch)", .choices = "none|batch|always" },   \
+    { .name = "ttl", .kind = FIRNI_FLAG_SECONDS, .target = &(o).ttl_ns, .value_name = "TIME",                          \
+      .help = "stored state older than this is not used, e.g. 7d (0: no limit)" }
+/* clang-format on */
+
+/* An open stack. The members are borrowed by whoever reads them and live until firni_stack_close(). */
+typedef struct firni_stack {
+    firn_workers *workers;
+    firn_model *model;
+    firn_pool *pool;
+    firn_tier *tier;              /* NULL: no disk tier; disk_state says why */
+    firn_engine *engine;          /* NULL with no_engine */
+    char *model_path;
+    bool is_builtin;              /* the model is the built-in one */
+    char *cache_dir;              /* NULL with no_disk, or when none could be derived */
+    uint64_t ram_budget_bytes, disk_budget_bytes;
+    firn_reason disk_state;       /* NONE: open; DISABLED: not asked for; else why it is not there or not written */
+    char disk_message[400];       /* one sentence for a person; "" while disk_state is NONE */
+    const firn_env *env;
+} firni_stack;
+
+/* Opens everything, in the order of the picture. On failure nothing stays open. Errors: NOT_FOUND (no built-in model),
+ * BUSY and FORMAT (the cache directory; the message names the flags that help), and those of the parts. */
+firn_status firni_stack_open(const firni_stack_options *options, const firn_env *env, firni_stack **out,
+                             firn_error *err);
+
+/* Where the cache goes when the user does not say: released with firni_free(); NULL when there is no home either, or no
+ * memory. */
+char *firni_stack_default_cache_dir(const firn_env *env);
+
+/* Closes in reverse: the engine stops and flushes within about bound_ns (report may be NULL; zeroed when there is no
+ * engine), then tier, pool, model, workers. Accepts NULL. */
+void firni_stack_close(firni_stack *stack, uint64_t bound_ns, firn_flush_report *report);
+
+#endif

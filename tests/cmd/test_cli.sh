@@ -1,0 +1,195 @@
+#!/bin/sh
+# The program from outside: help, wrong usage, exit statuses, run, cache, bench. FIRN_OUT is the build folder.
+set -u
+cd "$(dirname "$0")/../.." || exit 1
+firn=${FIRN_OUT:-$PWD/build}/firn
+FIRN_MODEL=$PWD/models/firn-tiny-q8_0.gguf
+export FIRN_MODEL
+dir=$(mktemp -d) || exit 1
+trap 'rm -rf "$dir"' EXIT
+XDG_CACHE_HOME=$dir/xdg # nothing here may touch the user's cache
+export XDG_CACHE_HOME
+n_bad=0
+
+# check NAME CONDITION...: one test.
+check() {
+    name=$1
+    shift
+    if "$@"; then
+        echo "ok - $name"
+    else
+        echo "not ok - $name"
+        n_bad=$((n_bad + 1))
+        for file in "$dir/out" "$dir/err"; do
+            sed "s|^|# ${file##*/}: |" "$file" 2>/dev/null | head -n 12
+        done
+    fi
+}
+
+# call ARGS...: runs the program; $status, $dir/out and $dir/err are what it left. Not a terminal on any side.
+call() {
+    "$firn" "$@" >"$dir/out" 2>"$dir/err" </dev/null
+    status=$?
+}
+exits() { [ "$status" -eq "$1" ]; }
+out_has() { grep -qE -- "$1" "$dir/out"; }
+err_has() { grep -qE -- "$1" "$dir/err"; }
+commands='serve run tokenize logits bench synth cache'
+
+# ---- help and wrong usage ----
+
+all_listed() {
+    for command in $commands; do
+        out_has "^  $command " || return 1
+    done
+    exits 0
+}
+call --help
+check 'firn --help lists every command' all_listed
+call --version
+check 'firn --version prints a version' out_has '^firn [0-9]+\.[0-9]+\.[0-9]+$'
+
+explains() { exits 0 && out_has "^Usage: firn $1 " && out_has '--help' && [ ! -s "$dir/err" ]; }
+refuses() { exits 2 && err_has "^firn $1: unknown flag --no-such-flag" && err_has "^Try: firn $1 --help" && [ ! -s "$dir/out" ]; }
+for command in $commands; do
+    call "$command" --help
+    check "firn $command --help explains" explains "$command"
+    call "$command" --no-such-flag
+    check "firn $command refuses an unknown flag with status 2" refuses "$command"
+done
+
+lists_on_stderr() { exits 2 && err_has "$1" && err_has '^  serve ' && [ ! -s "$dir/out" ]; }
+call
+check 'no command is wrong usage and shows the list' lists_on_stderr '^Usage: firn COMMAND'
+call brew coffee
+check 'an unknown command is wrong usage and shows the list' lists_on_stderr 'unknown command "brew"'
+
+usage_says() { exits 2 && err_has "$1"; }
+call run
+check 'run without a prompt is wrong usage' usage_says 'a prompt is missing'
+call run one two
+check 'run with two prompts is wrong usage' usage_says 'unexpected word "two"'
+call run --temp 11 x
+check 'a flag out of range names the range' usage_says '--temp: "11" is not in the allowed range \(0\.\.10\)'
+call bench --batch 1,,4
+check 'a malformed batch list is wrong usage' usage_says '--batch: "1,,4"'
+call cache
+check 'cache without a verb is wrong usage' usage_says 'stat, ls, verify or wipe'
+
+one_line() { exits 1 && [ "$(wc -l <"$dir/err")" -eq 1 ] && err_has "$1" && [ ! -s "$dir/out" ]; }
+call run --no-disk -m "$dir/none.gguf" x
+check 'a missing model is one line and status 1' one_line '^firn run: .*none\.gguf'
+call bench -m "$dir/none.gguf"
+check 'a missing model fails bench too' one_line '^firn bench: .*none\.gguf'
+printf 'not a model' >"$dir/junk.gguf"
+call run --no-disk -m "$dir/junk.gguf" x
+check 'a file that is no model is one line and status 1' one_line '^firn run: '
+
+# ---- run ----
+
+last_line='^[0-9]+ prompt tokens, [0-9]+ cached \(ram [0-9]+, disk [0-9]+\); first token after [0-9.]+ s; [0-9]+ tokens at [0-9.]+ tokens/s$'
+answers() { exits 0 && [ -s "$dir/out" ] && [ "$(wc -l <"$dir/err")" -eq 1 ] && err_has "$last_line"; }
+quiet_pipe() { ! LC_ALL=C grep -q "$(printf '[\r\033]')" "$dir/out" "$dir/err"; }
+call run --no-disk --seed 7 -n 24 'My dear sister,'
+check 'run on the built-in model prints text and the last line' answers
+check 'a pipe sees no progress and no control characters' quiet_pipe
+cp "$dir/out" "$dir/seed7"
+call run --no-disk --seed 7 -n 24 'My dear sister,'
+check 'the same seed gives the same text' cmp -s "$dir/out" "$dir/seed7"
+call run --no-disk --seed 8 -n 24 'My dear sister,'
+differs() { ! cmp -s "$dir/out" "$dir/seed7"; }
+check 'another seed gives another text' differs
+printf 'My dear sister,' | "$firn" run --no-disk --seed 7 -n 24 - >"$dir/out" 2>"$dir/err"
+check 'a prompt from standard input is the same prompt' cmp -s "$dir/out" "$dir/seed7"
+call run --no-disk --seed 7 -n 24 --json 'My dear sister,'
+json_answer() { exits 0 && out_has '"finish":"length"' && out_has '"completion_tokens":24' && [ "$(wc -l <"$dir/out")" -eq 1 ]; }
+check 'run --json prints one object' json_answer
+stopped() { exits 0 && ! out_has 'the'; }
+call run --no-disk --temp 0 -n 4000000000 --ctx 40 'My dear sister,'
+check 'more tokens than the context holds are not asked for' exits 0
+call run --no-disk --temp 0 -n 1 --ctx 6 'My dear sister,'
+check 'a prompt beyond the context is refused with the figures' one_line '^firn run: .*6'
+call run --no-disk --temp 0 -n 200 --stop 'the' 'My dear sister,'
+check 'a stop text ends the answer and is not shown' stopped
+"$firn" run --no-disk -n 4 'My dear sister,' >/dev/full 2>"$dir/err" </dev/null
+status=$?
+check 'an answer that cannot be written is status 1' exits 1
+
+# ---- a stop signal ----
+
+rm -f "$dir/out"
+"$firn" run --no-disk --ignore-end -n 0 'My dear sister,' >"$dir/out" 2>"$dir/err" </dev/null &
+pid=$!
+tries=0
+while [ ! -s "$dir/out" ] && [ $tries -lt 200 ]; do
+    sleep 0.05
+    tries=$((tries + 1))
+done
+kill -TERM $pid # a shell's background job ignores SIGINT; both take the same way
+wait $pid
+status=$?
+cancelled() { exits 1 && err_has "$last_line"; }
+check 'a stop signal ends the answer and still prints the last line' cancelled
+
+# ---- the disk cache ----
+
+prompt='It is a truth universally acknowledged, that a single man in possession of a good fortune, must be in want of
+a wife. However little known the feelings or views of such a man may be on his first entering a neighbourhood, this truth
+is so well fixed in the minds of the surrounding families, that he is considered the rightful property of some one or
+other of their daughters.'
+cache=$dir/cache
+call run --cache-dir "$cache" --temp 0 -n 16 "$prompt"
+check 'the first run with a cache directory computes everything' err_has ' 0 cached \(ram 0, disk 0\)'
+cp "$dir/out" "$dir/cold"
+call run --cache-dir "$cache" --temp 0 -n 16 "$prompt"
+check 'the second run takes the prompt from disk' err_has 'disk [1-9][0-9]*\)'
+check 'and gives the same answer' cmp -s "$dir/out" "$dir/cold"
+call run --cache-dir "$cache" --temp 0 -n 16 --namespace other "$prompt"
+check 'another namespace does not see it' err_has ' 0 cached \(ram 0, disk 0\)'
+private() { [ -d "$cache" ] && [ -z "$(find "$cache" -type d ! -perm 700)" ] && [ -z "$(find "$cache" -type f ! -perm 600)" ]; }
+check 'the directory is 0700 and its files 0600' private
+
+call cache stat --cache-dir "$cache"
+has_totals() { exits 0 && out_has '^records +[1-9]' && out_has '^  namespace "": [1-9]' && out_has '^  namespace "other": [1-9]'; }
+check 'cache stat shows totals and namespaces' has_totals
+call cache stat --cache-dir "$cache" --json
+check 'cache stat --json has the same' out_has '"namespace": "other"'
+call cache ls --cache-dir "$cache"
+lists() { exits 0 && [ "$(wc -l <"$dir/out")" -ge 3 ] && out_has ' 0\.\.[1-9][0-9]* '; }
+check 'cache ls shows a line for each prefix' lists
+call cache ls --cache-dir "$cache" --json
+check 'cache ls --json is an array' out_has '"end_token": [1-9]'
+call cache verify --cache-dir "$cache"
+check 'cache verify finds nothing bad' out_has '^[1-9][0-9]* records are good, 0 are bad$'
+call cache stat --cache-dir "$dir/nowhere"
+not_created() { one_line 'nowhere: No such file' && [ ! -e "$dir/nowhere" ]; }
+check 'a missing cache directory is named and not created' not_created
+call cache ls --cache-dir tests
+check 'a foreign directory is named' one_line '^firn cache: tests holds no Firn cache'
+call cache ls --cache-dir Makefile
+check 'a file is no cache directory' one_line '^firn cache: Makefile is not a directory'
+
+emptied() { exits 0 && out_has '^removed [1-9][0-9]* records' && [ -z "$(find "$cache" -name 'seg-*')" ]; }
+call cache wipe --cache-dir "$cache"
+check 'cache wipe removes all stored state' emptied
+call run --cache-dir "$cache" --temp 0 -n 16 "$prompt"
+check 'after a wipe the prompt is computed again' err_has ' 0 cached \(ram 0, disk 0\)'
+call run --cache-dir "$cache" --temp 0 -n 16 "$prompt"
+check 'and the directory works as before' err_has 'disk [1-9][0-9]*\)'
+mkdir "$dir/foreign" && echo precious >"$dir/foreign/seg-00000001.firn"
+call cache wipe --cache-dir "$dir/foreign"
+spared() { exits 1 && [ -s "$dir/foreign/seg-00000001.firn" ]; }
+check 'cache wipe spares a directory that is no cache' spared
+
+# ---- bench, tiny ----
+
+call bench --prompt 80 --depth 70 --gen 6 --batch 1,3 --runs 2 --chunk 32 --ttft 200 --cache-dir "$dir" --json
+measured() {
+    exits 0 && out_has '"prefill_tokens_per_second"' && out_has '"batch": 3' && out_has '"stream_share"' &&
+        out_has '"restore_to_raw"' && out_has '"ram_to_cold"' && [ -z "$(find "$dir" -name 'firn-bench-*')" ]
+}
+check 'bench checks and measures, and leaves nothing behind' measured
+call bench --prompt 64 --gen 4 --batch 1 --runs 1
+table() { exits 0 && out_has '^  prefill 64 +[0-9.e+]+ tok/s' && out_has '^  decode 4, batch 1 ' && [ ! -s "$dir/err" ]; }
+check 'bench prints a table' table
+[ $n_bad -eq 0 ]
