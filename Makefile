@@ -109,7 +109,7 @@ bench: build $(BENCH_BINS)
 # libFuzzer needs clang. FUZZ_SECONDS each.
 FUZZ_SECONDS ?= 60
 fuzz:
-	@FUZZ_SECONDS=$(FUZZ_SECONDS) sh fuzz/run.sh
+	@+FUZZ_SECONDS=$(FUZZ_SECONDS) sh fuzz/run.sh
 
 install: build
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib $(DESTDIR)$(PREFIX)/include/firn $(DESTDIR)$(PREFIX)/share/firn

@@ -75,10 +75,8 @@ static void the_books_agree_with_the_disk_after_thousands_of_cycles(void **unuse
         } else if (what < 990) {
             damage(dir, &rng);
         } else {
-            firn_tier_stats stats;
             fixture_check(tier);
-            firn_tier_get_stats(tier, &stats);
-            assert_int_equal(stats.physical_bytes, fixture_disk_bytes(dir));
+            const firn_tier_stats stats = fixture_assert_books(tier, dir);
             assert_true(stats.physical_bytes <= stats.budget_bytes);
             n_evicted += stats.n_evicted;
             n_quarantined += stats.n_quarantined;

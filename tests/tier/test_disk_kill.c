@@ -113,9 +113,7 @@ static void check_survivor(const phase *what, const char *dir, const ack *acks, 
         assert_non_null(match.handle);
         firn_tier_release(tier, match.handle);
     }
-    firn_tier_stats stats;
-    firn_tier_get_stats(tier, &stats);
-    assert_int_equal(stats.physical_bytes, fixture_disk_bytes(dir));
+    const firn_tier_stats stats = fixture_assert_books(tier, dir);
     assert_true(stats.physical_bytes <= stats.budget_bytes);
     assert_int_equal(stats.n_quarantined, 0);
     firn_tier_destroy(tier);

@@ -173,9 +173,7 @@ static bool run(cast *actors, test_world *world, const char *dir)
     assert_true(fetch(actors, tier, prepared.first, N_FIRST) || quarantined);
     const bool visible = fetch(actors, tier, prepared.second, N_SECOND);
     assert_true(visible == stored || (quarantined && !visible));
-    firn_tier_stats disk_stats;
-    firn_tier_get_stats(tier, &disk_stats);
-    assert_int_equal(disk_stats.physical_bytes, fixture_disk_bytes(dir));
+    const firn_tier_stats disk_stats = fixture_assert_books(tier, dir);
     assert_int_equal(disk_stats.n_quarantined, 0);
     firn_tier_destroy(tier);
     return failed;

@@ -270,4 +270,19 @@ static inline uint64_t fixture_disk_bytes(const char *dir)
     return n_bytes;
 }
 
+/* Asserts that what the tier says it occupies is what lies on disk; returns the statistics. The tier's own upkeep may
+ * commit between the two looks: they count only when nothing has changed from before the look at the disk to after it. */
+static inline firn_tier_stats fixture_assert_books(firn_tier *tier, const char *dir)
+{
+    firn_tier_stats before, after;
+    uint64_t n_bytes;
+    do {
+        firn_tier_get_stats(tier, &before);
+        n_bytes = fixture_disk_bytes(dir);
+        firn_tier_get_stats(tier, &after);
+    } while (before.physical_bytes != after.physical_bytes);
+    assert_int_equal(after.physical_bytes, n_bytes);
+    return after;
+}
+
 #endif
