@@ -80,7 +80,7 @@ const firni_kernels *firni_kernels_select(const char *name, firn_error *err)
     for (uint32_t i = 0; i < n_names && len < sizeof(usable); i++) {
         len += (size_t)snprintf(usable + len, sizeof(usable) - len, "%s%s", i == 0 ? "" : ", ", names[i]);
     }
-    firni_fail(err, FIRN_ERR_UNSUPPORTED, "Kernel variant '%.32s' is unknown or not usable here; usable: %s.", name,
+    firni_fail(err, FIRN_ERR_UNSUPPORTED, "kernel variant '%.32s' is unknown or not usable here; usable: %s.", name,
                usable);
     return NULL;
 }

@@ -330,6 +330,13 @@ void test_world_init(test_world *world)
     world->env = (firn_env){ .allocator = &world->allocator, .clock = &world->clock, .io = &world->io, .log = NULL };
 }
 
+void test_world_aim_alloc(test_world *world, uint64_t n_from_now)
+{
+    world_impl *impl = enter(world);
+    world->fail_alloc_at = n_from_now == 0 ? 0 : world->n_allocs + n_from_now;
+    leave(impl);
+}
+
 void test_world_deinit(test_world *world)
 {
     const uint64_t n_live = world->n_live;

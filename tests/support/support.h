@@ -86,6 +86,8 @@ typedef struct test_world {
 } test_world;
 
 void test_world_init(test_world *world);
+/* While threads run: the nth allocation from now fails; 0: none does. */
+void test_world_aim_alloc(test_world *world, uint64_t n_from_now);
 void test_world_deinit(test_world *world);
 
 #endif
