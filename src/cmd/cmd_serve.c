@@ -33,26 +33,12 @@ static firn_log_level level_of(const char *name)
     return FIRN_LOG_WARN;
 }
 
-/* "1.5 GiB": three digits are enough for a person. */
-static const char *size_text(uint64_t n_bytes, char *out, size_t out_bytes)
-{
-    static const char *const units[] = { "B", "KiB", "MiB", "GiB", "TiB" };
-    double size = (double)n_bytes;
-    size_t unit = 0;
-    while (size >= 1024.0 && unit + 1 < sizeof units / sizeof units[0]) {
-        size /= 1024.0;
-        unit++;
-    }
-    (void)snprintf(out, out_bytes, "%.3g %s", size, units[unit]);
-    return out;
-}
-
 /* Budgets and the directory's state; without a tier, why there is none: nobody should have to look for that in a
  * log. */
 static void print_cache(const firni_stack *stack)
 {
-    char ram[32], disk[32], used[32];
-    (void)printf("  cache     RAM %s", size_text(stack->ram_budget_bytes, ram, sizeof ram));
+    char ram[FIRNI_SIZE_TEXT_BYTES], disk[FIRNI_SIZE_TEXT_BYTES], used[FIRNI_SIZE_TEXT_BYTES];
+    (void)printf("  cache     RAM %s", firni_cmd_size_text(stack->ram_budget_bytes, ram));
     if (stack->tier == NULL) {
         (void)printf("; no disk (%s): %s\n", firn_reason_name(stack->disk_state), stack->disk_message);
         return;
@@ -60,8 +46,8 @@ static void print_cache(const firni_stack *stack)
     firn_tier_stats stats;
     firn_tier_get_stats(stack->tier, &stats);
     (void)printf("; disk %s in %s (%" PRIu64 " records, %s used)\n",
-                 size_text(stack->disk_budget_bytes, disk, sizeof disk), stack->cache_dir, stats.n_records,
-                 size_text(stats.physical_bytes, used, sizeof used));
+                 firni_cmd_size_text(stack->disk_budget_bytes, disk), stack->cache_dir, stats.n_records,
+                 firni_cmd_size_text(stats.physical_bytes, used));
     if (stack->disk_state != FIRN_REASON_NONE) {
         (void)printf("            %s: %s\n", firn_reason_name(stack->disk_state), stack->disk_message);
     }

@@ -74,7 +74,7 @@ static firn_status make_fresh_caches(const firn_engine *engine, firn_cache **ser
     return status;
 }
 
-static void destroy_caches(const firn_engine *engine, firn_cache **caches)
+void firni_destroy_caches(const firn_engine *engine, firn_cache **caches)
 {
     for (uint32_t layer = 0; caches != NULL && layer < engine->schema->n_layers; layer++) {
         firn_cache_destroy(caches[layer]);
@@ -114,8 +114,8 @@ static firn_status join(firn_engine *engine, firni_sequence *sequence, firn_erro
         }
         engine->rows[engine->n_rows++] = sequence;
     }
-    destroy_caches(engine, serial);
-    destroy_caches(engine, merged);
+    firni_destroy_caches(engine, serial);
+    firni_destroy_caches(engine, merged);
     return status;
 }
 

@@ -146,10 +146,7 @@ static firn_status allocate(firn_engine *engine, firn_error *err)
 static void release(firn_engine *engine)
 {
     firn_prefix_destroy(engine->prefix);
-    for (uint32_t layer = 0; engine->caches != NULL && layer < engine->schema->n_layers; layer++) {
-        firn_cache_destroy(engine->caches[layer]);
-    }
-    firni_free(engine->env, engine->caches);
+    firni_destroy_caches(engine, engine->caches);
     firni_free(engine->env, engine->rows);
     firni_free(engine->env, engine->step_tokens);
     firni_free(engine->env, engine->step_wanted);

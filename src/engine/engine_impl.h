@@ -135,6 +135,8 @@ uint64_t firni_projected_bytes(const firn_engine *engine, uint32_t tokens);
 /* Most bytes that a request of `tokens` tokens takes: its row, and the copy of a partial tail while the tree holds the
  * original (lent to the row, or published by it). */
 uint64_t firni_request_bytes(const firn_engine *engine, uint32_t tokens);
+/* Destroys one cache per layer, and the array; accepts NULL and half-filled arrays. */
+void firni_destroy_caches(const firn_engine *engine, firn_cache **caches);
 /* Starts lookups for the first waiting requests, ends cancelled ones, lets in those that fit. */
 void firni_admit(firn_engine *engine);
 

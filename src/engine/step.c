@@ -31,10 +31,7 @@ static void publish(firn_engine *engine, uint32_t row)
         (void)firn_prefix_put(engine->prefix, sequence->tokens, sequence->n_cached, sequence->ns,
                               (const firn_cache *const *)serial, &reason);
     }
-    for (uint32_t layer = 0; serial != NULL && layer < n_layers; layer++) {
-        firn_cache_destroy(serial[layer]);
-    }
-    firni_free(engine->env, serial);
+    firni_destroy_caches(engine, serial);
 }
 
 /* Takes the rows whose sequence has ended out of the batch. */
