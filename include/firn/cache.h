@@ -33,13 +33,15 @@ extern "C" {
 
 typedef struct firn_cache firn_cache;
 
-/* Layout and geometry of one layer's cache. All zero in a member means the stated default. */
+/* Layout and geometry of one layer's cache. All zero in a member means the stated default; a member that the family
+ * does not use must be zero. */
 typedef struct firn_cache_options {
-    const char *layout;      /* signature of the layout, e.g. "kv:plain"; required */
+    const char *layout;      /* family, e.g. "kv:plain"; required */
     firn_dtype dtype;        /* element type of plain planes; default FIRN_DTYPE_F16 */
     uint32_t n_kv_heads;     /* required by attention layouts, 1..1024 */
     uint32_t head_dim;       /* elements of one key; required by attention layouts, 1..1024 */
     uint32_t value_dim;      /* elements of one value; default head_dim */
+    uint32_t window;         /* required by window layouts: tokens that a query sees, itself included */
     uint32_t max_tokens;     /* hard context bound of a row; 0 means none */
     const char *kernel;      /* "scalar", "avx2", "avx512", "neon"; NULL: FIRN_KERNEL or the best of this processor */
 } firn_cache_options;
@@ -78,7 +80,8 @@ uint32_t firn_cache_max_tokens(const firn_cache *cache);                       /
 
 /* ---- trimming and precision ---------------------------------------------------------------------------------- */
 
-/* How many of the row's last tokens can be dropped now. Plain storage: all of them. */
+/* How many of the row's last tokens can be dropped now. Plain storage: all of them. A window: as long as the blocks of
+ * the shorter row's window are still here. Recurrent state: none. */
 uint32_t firn_cache_trimmable_tokens(const firn_cache *cache, uint32_t row);
 /* isTrimmable(): every row can drop any number of its tokens. */
 bool firn_cache_is_trimmable(const firn_cache *cache);
@@ -109,7 +112,17 @@ uint64_t firn_cache_projected_bytes(const firn_cache *cache, uint32_t tokens);
 /* canPublishRow(): whether the row may be published as covering exactly `tokens`. Trimmable layouts: tokens <= own
  * count; recurrent state: only its own count. */
 bool firn_cache_can_publish_row(const firn_cache *cache, uint32_t row, uint32_t tokens);
-/* signature(): stable identity of the layout, e.g. "kv:plain". Never NULL or empty; lives as long as the cache. */
+/* The most pool bytes that one unshared row holds at any moment on its way to `tokens`, in steps of at most step_tokens
+ * outside speculative rounds: with what a step still sees, and with the copy of a shared tail or state. What admission
+ * reserves. */
+uint64_t firn_cache_working_bytes(const firn_cache *cache, uint32_t tokens, uint32_t step_tokens);
+/* The first block without which a row of n_tokens cannot go on: 0 for full attention, the start of the last window for
+ * window layouts. The number of blocks of the row when it has no token blocks at all. */
+uint32_t firn_cache_first_block_needed(const firn_cache *cache, uint32_t n_tokens);
+/* Bytes of the fixed-size state of one row; 0 for layouts without one. */
+size_t firn_cache_fixed_bytes(const firn_cache *cache);
+/* signature(): stable identity of the layout with its parameters, e.g. "kv:plain". Never NULL or empty; lives as long as
+ * the cache. */
 const char *firn_cache_signature(const firn_cache *cache);
 /* Layout and geometry as given at creation with defaults filled in; lives as long as the cache. */
 const firn_cache_options *firn_cache_get_options(const firn_cache *cache);
@@ -161,6 +174,11 @@ typedef struct firn_attend_input {
 /* Errors: INVALID (n_heads, counts larger than a row). Allocates nothing. `workers` may be NULL. */
 firn_status firn_cache_attend(const firn_cache *cache, const firn_attend_input *input, const uint32_t *counts,
                               firn_workers *workers, firn_error *err);
+
+/* Ends a step: lets go of blocks that no query of a later token can see. Not in an open round, which keeps them until it
+ * ends; commit and rollback settle too. An append settles first. Whoever shares this cache's rows with later layers of
+ * the same step calls it after them. */
+void firn_cache_settle(firn_cache *cache);
 
 /* ---- donors -------------------------------------------------------------------------------------------------- */
 
@@ -227,7 +245,8 @@ typedef struct firn_plane {
 } firn_plane;
 
 #define FIRN_CACHE_PLANES_MAX 8
-/* The planes of a token block, in memory order; returns their number. block_bytes: allocated size of one block. */
+/* The planes of a token block, in memory order; returns their number. block_bytes: allocated size of one block, 0
+ * without token blocks. */
 uint32_t firn_cache_planes(const firn_cache *cache, firn_plane planes[FIRN_CACHE_PLANES_MAX]);
 size_t firn_cache_block_bytes(const firn_cache *cache);
 firn_pool *firn_cache_get_pool(const firn_cache *cache);

@@ -49,6 +49,11 @@ firn_status firn_cache_reserve(firn_cache *cache, const uint32_t *counts, firn_e
 firn_status firn_cache_append(firn_cache *cache, const firn_append_input *input, const uint32_t *counts,
                               firn_workers *workers, firn_error *err)
 {
+    if (cache->ops->append == NULL) {
+        return firni_fail(err, FIRN_ERR_UNSUPPORTED, "%s holds no keys and values to append to", cache->signature);
+    }
+    /* Before blocks are taken, so that a step needs no more than working_bytes says. */
+    firn_cache_settle(cache);
     /* Always: between a reserve and this append a tail may have been shared. It costs a look at each row. */
     const firn_status status = firn_cache_reserve(cache, counts, err);
     if (status != FIRN_OK) {
@@ -72,6 +77,9 @@ firn_status firn_cache_attend(const firn_cache *cache, const firn_attend_input *
                               firn_workers *workers, firn_error *err)
 {
     const firn_cache_options *options = &cache->options;
+    if (cache->ops->attend == NULL) {
+        return firni_fail(err, FIRN_ERR_UNSUPPORTED, "%s holds no keys and values to attend to", cache->signature);
+    }
     /* Grouped queries: each KV head serves the same number of query heads. */
     if (input->n_heads == 0 || input->n_heads > N_HEADS_MAX || input->n_heads % options->n_kv_heads != 0) {
         return firni_fail(err, FIRN_ERR_INVALID, "%u query heads over %u key/value heads: a multiple is needed",
@@ -92,4 +100,11 @@ firn_status firn_cache_attend(const firn_cache *cache, const firn_attend_input *
     assert(dense.q_stride >= q_floats && dense.out_stride >= out_floats);
     cache->ops->attend(cache, &dense, counts, workers);
     return FIRN_OK;
+}
+
+void firn_cache_settle(firn_cache *cache)
+{
+    if (cache->ops->settle != NULL && !cache->round.is_open) {
+        cache->ops->settle(cache);
+    }
 }

@@ -12,16 +12,16 @@
 /* ---- life -------------------------------------------------------------------------------------------------------- */
 
 /* The list is cut when it grows beyond the buffer: the message stays one readable line. */
-static firn_status fail_unknown_layout(const char *signature, firn_error *err)
+static firn_status fail_unknown_layout(const char *family, firn_error *err)
 {
     char known[256] = "";
     size_t len = 0;
     for (uint32_t i = 0; i < firni_layout_count() && len < sizeof known; i++) {
         const int n =
-            snprintf(known + len, sizeof known - len, "%s%s", i > 0 ? ", " : "", firni_layout_at(i)->signature);
+            snprintf(known + len, sizeof known - len, "%s%s", i > 0 ? ", " : "", firni_layout_at(i)->family);
         len += n > 0 ? (size_t)n : 0;
     }
-    return firni_fail(err, FIRN_ERR_UNSUPPORTED, "no layout is called \"%.64s\"; there are: %s", signature, known);
+    return firni_fail(err, FIRN_ERR_UNSUPPORTED, "no layout is called \"%.64s\"; there are: %s", family, known);
 }
 
 firn_status firn_cache_create(const firn_cache_options *options, firn_pool *pool, const firn_env *env, firn_cache **out,
@@ -29,7 +29,7 @@ firn_status firn_cache_create(const firn_cache_options *options, firn_pool *pool
 {
     *out = NULL;
     if (options->layout == NULL || options->layout[0] == '\0') {
-        return firni_fail(err, FIRN_ERR_INVALID, "a cache needs the signature of a layout");
+        return firni_fail(err, FIRN_ERR_INVALID, "a cache needs the family of a layout");
     }
     const firni_layout *layout = firni_layout_find(options->layout);
     if (layout == NULL) {
@@ -44,7 +44,7 @@ firn_status firni_cache_create_with(const firni_layout *layout, const firn_cache
     *out = NULL;
     /* A layout without an identity would let foreign state in wherever signatures are compared: not a state that a
      * caller could handle. */
-    assert(pool != NULL && layout->signature != NULL && layout->signature[0] != '\0');
+    assert(pool != NULL && layout->family != NULL && layout->family[0] != '\0');
     assert(layout->instance_bytes >= sizeof(firn_cache));
     if (options->max_tokens > FIRNI_ROW_TOKENS_MAX) {
         return firni_fail(err, FIRN_ERR_INVALID, "max_tokens is %u; a row holds at most %u", options->max_tokens,
@@ -57,20 +57,23 @@ firn_status firni_cache_create_with(const firni_layout *layout, const firn_cache
     }
     firn_cache *cache = firni_calloc(env, 1, layout->instance_bytes);
     if (cache == NULL) {
-        return firni_fail(err, FIRN_ERR_NO_MEMORY, "no memory for a %s cache", layout->signature);
+        return firni_fail(err, FIRN_ERR_NO_MEMORY, "no memory for a %s cache", layout->family);
     }
     cache->ops = layout;
     cache->env = env;
     cache->pool = pool;
     cache->kernels = kernels;
     cache->options = *options;
-    cache->options.layout = layout->signature; /* the caller's strings need not outlive the call */
+    cache->options.layout = layout->family; /* the caller's strings need not outlive the call */
     cache->options.kernel = kernels->name;
+    (void)snprintf(cache->signature, sizeof cache->signature, "%s", layout->family);
     const firn_status status = layout->init(cache, err);
     if (status != FIRN_OK) {
         firn_cache_destroy(cache);
         return status;
     }
+    assert(strncmp(cache->signature, layout->family, strlen(layout->family)) == 0);
+    assert(cache->block_bytes > 0 || cache->fixed_bytes > 0);
     assert(cache->describe[0] != '\0' && layout->batch_size(cache) == 0);
     *out = cache;
     return FIRN_OK;
@@ -98,7 +101,7 @@ firn_status firn_cache_make_empty(const firn_cache *cache, firn_cache **out, fir
 
 const char *firn_cache_signature(const firn_cache *cache)
 {
-    return cache->ops->signature;
+    return cache->signature;
 }
 
 const firn_cache_options *firn_cache_get_options(const firn_cache *cache)
@@ -125,6 +128,26 @@ uint64_t firn_cache_bytes_per_token(const firn_cache *cache)
 uint64_t firn_cache_projected_bytes(const firn_cache *cache, uint32_t tokens)
 {
     return cache->ops->projected_bytes(cache, tokens);
+}
+
+uint64_t firn_cache_working_bytes(const firn_cache *cache, uint32_t tokens, uint32_t step_tokens)
+{
+    const uint64_t n_bytes = cache->ops->working_bytes(cache, tokens, step_tokens);
+    assert(n_bytes >= cache->ops->projected_bytes(cache, tokens));
+    return n_bytes;
+}
+
+uint32_t firn_cache_first_block_needed(const firn_cache *cache, uint32_t n_tokens)
+{
+    if (cache->block_bytes == 0) {
+        return firni_blocks_of(n_tokens);
+    }
+    return cache->ops->first_block_needed != NULL ? cache->ops->first_block_needed(cache, n_tokens) : 0;
+}
+
+size_t firn_cache_fixed_bytes(const firn_cache *cache)
+{
+    return cache->fixed_bytes;
 }
 
 uint32_t firn_cache_planes(const firn_cache *cache, firn_plane planes[FIRN_CACHE_PLANES_MAX])
@@ -192,7 +215,7 @@ static firn_status check_trim(const firn_cache *cache, uint32_t row, uint32_t n_
 {
     const uint32_t n_max = bypass ? undoable_tokens(cache, row) : firn_cache_trimmable_tokens(cache, row);
     if (n_tokens > n_max) {
-        return firni_fail(err, FIRN_ERR_TRIM, "%s: row %u of %u tokens cannot drop %u, only %u", cache->ops->signature,
+        return firni_fail(err, FIRN_ERR_TRIM, "%s: row %u of %u tokens cannot drop %u, only %u", cache->signature,
                           row, firn_cache_row_tokens(cache, row), n_tokens, n_max);
     }
     return FIRN_OK;

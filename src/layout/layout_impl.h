@@ -7,7 +7,7 @@
  *      firni_layout  { .signature = "kv:plain", ... }                   one const table per layout, one file per family
  *           |
  *           v
- *      firni_rows_*  (rows.c)                                           ragged rows of blocks, shared by block families
+ *      firni_rows_*  (rows.c)                                           ragged rows of blocks and fixed-size states
  *
  * A cache is an instance struct of the layout's own size that begins with firn_cache, which begins with the table
  * pointer. The dispatcher has checked arguments, bounds, rounds and compatibility before it calls the table, so the
@@ -30,11 +30,12 @@
 #define FIRNI_ROW_TOKENS_MAX ((uint32_t)INT32_MAX)
 
 typedef struct firni_layout {
-    const char *signature; /* what firn_cache_options.layout names and firn_cache_signature() returns */
+    const char *family;    /* what firn_cache_options.layout names; the beginning of every signature of the layout */
     size_t instance_bytes; /* of the layout's own struct, which begins with firn_cache */
 
-    /* Checks and completes cache->options, fills block_bytes, describe and what the layout adds. The instance is
-     * zeroed, ops, env, pool and kernels are set. On failure the dispatcher calls deinit. */
+    /* Checks and completes cache->options, fills block_bytes, fixed_bytes, describe and what the layout adds, and, when
+     * parameters belong to it, signature. The instance is zeroed; ops, env, pool, kernels are set, and signature is the
+     * family. On failure the dispatcher calls deinit. */
     firn_status (*init)(firn_cache *cache, firn_error *err);
     /* Releases all rows and whatever init took; works on a half-built instance. */
     void (*deinit)(firn_cache *cache);
@@ -51,8 +52,11 @@ typedef struct firni_layout {
     firn_status (*share_row)(firn_cache *cache, const firn_cache *source, uint32_t row, firn_error *err);
     /* Keeps these rows in this order; indices are valid and distinct. */
     void (*filter_rows)(firn_cache *cache, const uint32_t *keep, uint32_t n_keep);
-    /* Drops the last n_tokens (>= 1) of a row, no more than trimmable_tokens or undoable_tokens said. */
+    /* Drops the last n_tokens (>= 1) of a row, no more than trimmable_tokens or undoable_tokens said. NULL for a layout
+     * that can drop none: it has its own spec_rollback. */
     void (*trim_row)(firn_cache *cache, uint32_t row, uint32_t n_tokens);
+    /* Lets go of what no later query can see; never called in an open round. Optional: nothing to let go. */
+    void (*settle)(firn_cache *cache);
 
     /* ---- what the state allows ---- */
     /* Optional: every token of the row. */
@@ -75,6 +79,9 @@ typedef struct firni_layout {
     /* ---- accounting ---- */
     uint64_t (*bytes_per_token)(const firn_cache *cache);
     uint64_t (*projected_bytes)(const firn_cache *cache, uint32_t tokens);
+    uint64_t (*working_bytes)(const firn_cache *cache, uint32_t tokens, uint32_t step_tokens);
+    /* Optional: 0, for families whose rows need all their blocks, or have none. */
+    uint32_t (*first_block_needed)(const firn_cache *cache, uint32_t n_tokens);
     /* Optional: no token blocks. */
     uint32_t (*planes)(const firn_cache *cache, firn_plane planes[FIRN_CACHE_PLANES_MAX]);
 
@@ -82,7 +89,7 @@ typedef struct firni_layout {
     /* Makes the next append of at most counts[r] tokens infallible: allocates blocks, copies shared tails. On failure
      * the pool holds what it held before. */
     firn_status (*reserve)(firn_cache *cache, const uint32_t *counts, firn_error *err);
-    /* Stores and advances; reserved before. Strides are set. */
+    /* Stores and advances; reserved before. Strides are set. NULL, like attend, for layouts that are not attended to. */
     void (*append)(firn_cache *cache, const firn_append_input *input, const uint32_t *counts, firn_workers *workers);
     /* Allocates nothing. Strides are set. */
     void (*attend)(const firn_cache *cache, const firn_attend_input *input, const uint32_t *counts,
@@ -115,7 +122,9 @@ struct firn_cache {
     const firni_kernels *kernels;
     firn_cache_options options; /* completed; strings are static */
     size_t block_bytes;         /* of every token block; 0 without token blocks */
-    char describe[96];          /* equal text: blocks may be exchanged */
+    size_t fixed_bytes;         /* of the fixed-size state of a row; 0 without one */
+    char signature[48];         /* the family, with its parameters */
+    char describe[160];         /* equal text: blocks may be exchanged */
     firni_round round;
     bool in_prefill;
 };
@@ -124,8 +133,8 @@ static_assert(offsetof(struct firn_cache, ops) == 0, "the table pointer comes fi
 
 /* ---- registry.c ---- */
 
-/* The table with this signature, or NULL. */
-const firni_layout *firni_layout_find(const char *signature);
+/* The table of this family, or NULL. */
+const firni_layout *firni_layout_find(const char *family);
 uint32_t firni_layout_count(void);
 const firni_layout *firni_layout_at(uint32_t index);
 
@@ -139,17 +148,29 @@ firn_status firni_cache_create_with(const firni_layout *layout, const firn_cache
  * first few of them, for the caller to drop. Rounds and compatibility are the caller's concern. */
 firn_status firni_cache_share_rows(firn_cache *target, const firn_cache *source, firn_error *err);
 
-/* ---- rows.c: what block families share ---- */
+/* ---- rows.c: what all families share ---- */
 
-/* One row. The first ceil(n_tokens / 64) blocks hold its tokens. Blocks beyond them were reserved ahead: they are
- * unshared, and neither views, merges nor filters of other rows ever see them. */
+/* One row. blocks[i] covers tokens [64 * (first_block + i), ...), up to ceil(n_tokens / 64) blocks from the row's start.
+ * Blocks beyond them were reserved ahead: they are unshared, and neither views, merges nor filters of other rows ever
+ * see them. */
 typedef struct firni_row {
     firn_block **blocks;
+    uint32_t first_block;  /* > 0 when older blocks fell out of the window */
     uint32_t n_blocks;     /* held, reserved ones included */
     uint32_t n_blocks_max; /* room in `blocks` */
     uint32_t n_tokens;
+    firn_block *fixed;      /* fixed-size state at exactly n_tokens; NULL without one, and before the first reserve */
     uint32_t n_blocks_held; /* scratch of one reserve: what to fall back to */
+    firn_block *fixed_next; /* scratch of one reserve */
 } firni_row;
+
+/* The block that holds the token at `position`, which the row has, or has reserved. */
+FIRNI_INLINE firn_block *firni_row_block(const firni_row *row, uint32_t position)
+{
+    const uint32_t index = position / FIRN_BLOCK_TOKENS - row->first_block;
+    assert(position / FIRN_BLOCK_TOKENS >= row->first_block && index < row->n_blocks);
+    return row->blocks[index];
+}
 
 /* `row` has n_rows entries; `scratch` has the same room, so that filtering cannot fail. */
 typedef struct firni_rows {
@@ -159,7 +180,8 @@ typedef struct firni_rows {
     uint32_t n_rows_max;
 } firni_rows;
 
-/* What a block family's instance struct begins with; the functions below expect it. */
+/* What a family's instance struct begins with; the functions below expect it. They serve three kinds of rows, told apart
+ * by block_bytes, options.window and fixed_bytes: all blocks, the blocks of a window, a fixed-size state. */
 typedef struct firni_block_cache {
     firn_cache base;
     firni_rows rows;
@@ -186,7 +208,12 @@ firn_row_view firni_rows_view(const firn_cache *cache, uint32_t row);
 firn_status firni_rows_adopt(firn_cache *cache, const firn_row_view *view, firn_error *err);
 void firni_rows_filter(firn_cache *cache, const uint32_t *keep, uint32_t n_keep);
 void firni_rows_trim(firn_cache *cache, uint32_t row, uint32_t n_tokens);
+void firni_rows_settle(firn_cache *cache);
+uint32_t firni_rows_first_block_needed(const firn_cache *cache, uint32_t n_tokens);
+uint32_t firni_rows_trimmable(const firn_cache *cache, uint32_t row);
+bool firni_rows_can_publish(const firn_cache *cache, uint32_t row, uint32_t tokens);
 uint64_t firni_rows_projected_bytes(const firn_cache *cache, uint32_t tokens);
+uint64_t firni_rows_working_bytes(const firn_cache *cache, uint32_t tokens, uint32_t step_tokens);
 firn_status firni_rows_reserve(firn_cache *cache, const uint32_t *counts, firn_error *err);
 void firni_rows_check(const firn_cache *cache);
 
@@ -217,6 +244,24 @@ firn_status firni_dense_plane(const firn_cache *cache, const firn_plane *plane, 
 
 /* ---- layouts ---- */
 
-extern const firni_layout firni_layout_plain;
+extern const firni_layout firni_layout_plain, firni_layout_window;
+
+/* Of plain.c, which window.c shares: the same blocks, of which a row keeps fewer. */
+typedef struct firni_plain_cache {
+    firni_block_cache rows;
+    firni_plain_geometry geometry;
+} firni_plain_cache;
+
+static_assert(offsetof(firni_plain_cache, rows) == 0, "a plain cache is a block cache");
+
+/* Completes the options and the geometry; `describe` is left to the layout. */
+firn_status firni_plain_init_geometry(firn_cache *cache, firn_error *err);
+uint64_t firni_plain_bytes_per_token(const firn_cache *cache);
+uint32_t firni_plain_planes(const firn_cache *cache, firn_plane planes[FIRN_CACHE_PLANES_MAX]);
+void firni_plain_append(firn_cache *cache, const firn_append_input *input, const uint32_t *counts,
+                        firn_workers *workers);
+void firni_plain_attend(const firn_cache *cache, const firn_attend_input *input, const uint32_t *counts,
+                        firn_workers *workers);
+firn_status firni_plain_state(const firn_cache *cache, firn_tensor *tensors, uint32_t *n_tensors, firn_error *err);
 
 #endif

@@ -7,7 +7,8 @@
  * Keys lie dimension-major: the 64 tokens of one dimension are neighbours, so scores are computed with tokens in the
  * lanes of a register and without a sum across it. Values lie token-major, since each is scaled as a whole.
  *
- * Owns geometry, the cutting into tasks and the order of storing. The arithmetic is the kernel's, rows are rows.c.
+ * Owns geometry, the cutting into tasks and the order of storing, for window.c as well. The arithmetic is the kernel's,
+ * rows are rows.c.
  */
 #include <stdio.h>
 
@@ -26,43 +27,36 @@
 /* Below this many tokens an append is done before another thread would have woken up. */
 #define TOKENS_FOR_WORKERS 16u
 
-typedef struct plain_cache {
-    firni_block_cache rows;
-    firni_plain_geometry geometry;
-} plain_cache;
-
-static_assert(offsetof(plain_cache, rows) == 0, "a plain cache is a block cache");
-
 static const firni_plain_geometry *geometry_of(const firn_cache *cache)
 {
-    return &((const plain_cache *)cache)->geometry;
+    return &((const firni_plain_cache *)cache)->geometry;
 }
 
 /* ---- geometry ---------------------------------------------------------------------------------------------------- */
 
 /* The bounds are those of the kernels, and keep every size below in 32 bits. */
-static firn_status complete_options(firn_cache_options *options, firn_error *err)
+static firn_status complete_options(const char *family, firn_cache_options *options, firn_error *err)
 {
     options->dtype = options->dtype != FIRN_DTYPE_NONE ? options->dtype : FIRN_DTYPE_F16;
     options->value_dim = options->value_dim != 0 ? options->value_dim : options->head_dim;
     if (options->dtype != FIRN_DTYPE_F32 && options->dtype != FIRN_DTYPE_F16 && options->dtype != FIRN_DTYPE_BF16) {
-        return firni_fail(err, FIRN_ERR_INVALID, "kv:plain stores f32, f16 or bf16, not dtype %d (%s)",
+        return firni_fail(err, FIRN_ERR_INVALID, "%s stores f32, f16 or bf16, not dtype %d (%s)", family,
                           (int)options->dtype, firn_dtype_name(options->dtype));
     }
     if (options->n_kv_heads < 1 || options->n_kv_heads > HEADS_MAX) {
-        return firni_fail(err, FIRN_ERR_INVALID, "kv:plain takes 1 to %u key/value heads, not %u", HEADS_MAX,
+        return firni_fail(err, FIRN_ERR_INVALID, "%s takes 1 to %u key/value heads, not %u", family, HEADS_MAX,
                           options->n_kv_heads);
     }
     if (options->head_dim < 1 || options->head_dim > DIM_MAX || options->value_dim > DIM_MAX) {
-        return firni_fail(err, FIRN_ERR_INVALID, "kv:plain takes heads of 1 to %u elements, not %u and %u", DIM_MAX,
-                          options->head_dim, options->value_dim);
+        return firni_fail(err, FIRN_ERR_INVALID, "%s takes heads of 1 to %u elements, not %u and %u", family,
+                          DIM_MAX, options->head_dim, options->value_dim);
     }
     return FIRN_OK;
 }
 
-static firn_status plain_init(firn_cache *cache, firn_error *err)
+firn_status firni_plain_init_geometry(firn_cache *cache, firn_error *err)
 {
-    const firn_status status = complete_options(&cache->options, err);
+    const firn_status status = complete_options(cache->ops->family, &cache->options, err);
     if (status != FIRN_OK) {
         return status;
     }
@@ -71,7 +65,7 @@ static firn_status plain_init(firn_cache *cache, firn_error *err)
     const uint64_t element_bytes = firn_dtype_bytes(options->dtype);
     const uint64_t lane_bytes = options->n_kv_heads * element_bytes * FIRN_BLOCK_TOKENS;
     const uint64_t v_offset_bytes = firni_round_up(lane_bytes * options->head_dim, PLANE_ALIGN);
-    ((plain_cache *)cache)->geometry = (firni_plain_geometry){
+    ((firni_plain_cache *)cache)->geometry = (firni_plain_geometry){
         .dtype = options->dtype,
         .n_kv_heads = options->n_kv_heads,
         .head_dim = options->head_dim,
@@ -79,8 +73,22 @@ static firn_status plain_init(firn_cache *cache, firn_error *err)
         .v_offset_bytes = (uint32_t)v_offset_bytes,
     };
     cache->block_bytes = (size_t)firni_round_up(v_offset_bytes + lane_bytes * options->value_dim, FIRN_BLOCK_ALIGN);
+    return FIRN_OK;
+}
+
+static firn_status plain_init(firn_cache *cache, firn_error *err)
+{
+    const firn_cache_options *options = &cache->options;
+    if (options->window != 0) {
+        return firni_fail(err, FIRN_ERR_INVALID, "kv:plain keeps all tokens; a window of %u belongs to kv:window",
+                          options->window);
+    }
+    const firn_status status = firni_plain_init_geometry(cache, err);
+    if (status != FIRN_OK) {
+        return status;
+    }
     const int len = snprintf(cache->describe, sizeof cache->describe, "%s %s heads=%u dim=%u/%u block=%u",
-                             cache->ops->signature, firn_dtype_name(options->dtype), options->n_kv_heads,
+                             cache->signature, firn_dtype_name(options->dtype), options->n_kv_heads,
                              options->head_dim, options->value_dim, FIRN_BLOCK_TOKENS);
     assert(len > 0 && (size_t)len < sizeof cache->describe);
     (void)len;
@@ -88,13 +96,13 @@ static firn_status plain_init(firn_cache *cache, firn_error *err)
 }
 
 /* Without the padding between planes and the rounding of blocks: what one more token adds on average. */
-static uint64_t plain_bytes_per_token(const firn_cache *cache)
+uint64_t firni_plain_bytes_per_token(const firn_cache *cache)
 {
     const firn_cache_options *options = &cache->options;
     return (uint64_t)options->n_kv_heads * (options->head_dim + options->value_dim) * firn_dtype_bytes(options->dtype);
 }
 
-static uint32_t plain_planes(const firn_cache *cache, firn_plane planes[FIRN_CACHE_PLANES_MAX])
+uint32_t firni_plain_planes(const firn_cache *cache, firn_plane planes[FIRN_CACHE_PLANES_MAX])
 {
     const firni_plain_geometry *geometry = geometry_of(cache);
     const uint32_t lane_bytes = geometry->n_kv_heads * FIRN_BLOCK_TOKENS * (uint32_t)firn_dtype_bytes(geometry->dtype);
@@ -132,7 +140,7 @@ static void append_task(void *ctx, uint32_t index, uint32_t thread)
     const append_job *job = ctx;
     const firni_rows *rows = firni_rows_of(job->cache);
     const firni_span span = firni_span_at(rows, job->counts, FIRN_BLOCK_TOKENS, index);
-    const firn_block *block = rows->row[span.row].blocks[span.position / FIRN_BLOCK_TOKENS];
+    const firn_block *block = firni_row_block(&rows->row[span.row], span.position);
     assert(firn_block_refs(block) == 1);
     const float *k = job->input->k + span.packed * job->input->k_stride;
     const float *v = job->input->v + span.packed * job->input->v_stride;
@@ -144,8 +152,8 @@ static void append_task(void *ctx, uint32_t index, uint32_t thread)
     }
 }
 
-static void plain_append(firn_cache *cache, const firn_append_input *input, const uint32_t *counts,
-                         firn_workers *workers)
+void firni_plain_append(firn_cache *cache, const firn_append_input *input, const uint32_t *counts,
+                        firn_workers *workers)
 {
     /* First, because spans are the last counts[r] tokens of a row, here as in attend. */
     firni_rows_advance(cache, counts);
@@ -181,12 +189,12 @@ static void attend_task(void *ctx, uint32_t index, uint32_t thread)
     const firni_attend_task task = {
         .geometry = geometry,
         .blocks = rows->row[span.row].blocks,
-        .first_block = 0,
+        .first_block = rows->row[span.row].first_block,
         .kv_head = kv_head,
         .group_size = group_size,
         .n_queries = span.n_tokens,
         .first_position = span.position,
-        .window = 0,
+        .window = job->cache->options.window,
         .q = input->q + span.packed * input->q_stride + first_head * geometry->head_dim,
         .out = input->out + span.packed * input->out_stride + first_head * geometry->value_dim,
         .q_stride = input->q_stride,
@@ -199,8 +207,8 @@ static void attend_task(void *ctx, uint32_t index, uint32_t thread)
 }
 
 /* Decode of B rows is B * n_kv_heads tasks; that a single row has no more than n_kv_heads is the price of exactness. */
-static void plain_attend(const firn_cache *cache, const firn_attend_input *input, const uint32_t *counts,
-                         firn_workers *workers)
+void firni_plain_attend(const firn_cache *cache, const firn_attend_input *input, const uint32_t *counts,
+                        firn_workers *workers)
 {
     attend_job job = { .cache = cache, .input = input, .counts = counts };
     const uint32_t n_spans = firni_span_count(firni_rows_of(cache), counts, TASK_QUERIES);
@@ -210,10 +218,10 @@ static void plain_attend(const firn_cache *cache, const firn_attend_input *input
 /* ---- dense view -------------------------------------------------------------------------------------------------- */
 
 /* K is always an owned temporary, since blocks hold keys dimension-major; V is borrowed where one block is all. */
-static firn_status plain_state(const firn_cache *cache, firn_tensor *tensors, uint32_t *n_tensors, firn_error *err)
+firn_status firni_plain_state(const firn_cache *cache, firn_tensor *tensors, uint32_t *n_tensors, firn_error *err)
 {
     firn_plane planes[FIRN_CACHE_PLANES_MAX];
-    (void)plain_planes(cache, planes);
+    (void)firni_plain_planes(cache, planes);
     firn_status status = firni_dense_plane(cache, &planes[0], 2, &tensors[0], err);
     if (status != FIRN_OK) {
         return status;
@@ -228,8 +236,8 @@ static firn_status plain_state(const firn_cache *cache, firn_tensor *tensors, ui
 }
 
 const firni_layout firni_layout_plain = {
-    .signature = "kv:plain",
-    .instance_bytes = sizeof(plain_cache),
+    .family = "kv:plain",
+    .instance_bytes = sizeof(firni_plain_cache),
     .init = plain_init,
     .deinit = firni_rows_deinit,
     .batch_size = firni_rows_batch_size,
@@ -239,12 +247,13 @@ const firni_layout firni_layout_plain = {
     .adopt_row = firni_rows_adopt,
     .filter_rows = firni_rows_filter,
     .trim_row = firni_rows_trim,
-    .bytes_per_token = plain_bytes_per_token,
+    .bytes_per_token = firni_plain_bytes_per_token,
     .projected_bytes = firni_rows_projected_bytes,
-    .planes = plain_planes,
+    .working_bytes = firni_rows_working_bytes,
+    .planes = firni_plain_planes,
     .reserve = firni_rows_reserve,
-    .append = plain_append,
-    .attend = plain_attend,
-    .state = plain_state,
+    .append = firni_plain_append,
+    .attend = firni_plain_attend,
+    .state = firni_plain_state,
     .check = firni_rows_check,
 };

@@ -1,5 +1,5 @@
 /*
- * The layouts that exist, by signature. A new family adds its table here and nowhere else.
+ * The layouts that exist, by family. A new family adds its table here and nowhere else.
  */
 #include <string.h>
 
@@ -8,6 +8,7 @@
 /* In the order in which an error message lists them: the simplest first. */
 static const firni_layout *const layouts[] = {
     &firni_layout_plain,
+    &firni_layout_window,
 };
 
 uint32_t firni_layout_count(void)
@@ -21,10 +22,10 @@ const firni_layout *firni_layout_at(uint32_t index)
     return layouts[index];
 }
 
-const firni_layout *firni_layout_find(const char *signature)
+const firni_layout *firni_layout_find(const char *family)
 {
     for (uint32_t i = 0; i < firni_layout_count(); i++) {
-        if (strcmp(layouts[i]->signature, signature) == 0) {
+        if (strcmp(layouts[i]->family, family) == 0) {
             return layouts[i];
         }
     }

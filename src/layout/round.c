@@ -7,7 +7,8 @@
  *                      <------- drop ------>
  *
  * What a rollback leaves must be what plain decoding would have left. For blocks that is so by construction: lanes
- * beyond a row's count are undefined and read by nobody, and blocks that lose their last token are released.
+ * beyond a row's count are undefined and read by nobody, and blocks that lose their last token are released. Blocks that
+ * fell out of a window stay until the round has ended, since a rollback may move the window back over them.
  */
 #include "base/base_impl.h"
 #include "layout/layout_impl.h"
@@ -65,6 +66,7 @@ firn_status firn_cache_spec_commit(firn_cache *cache, firn_error *err)
         cache->ops->spec_commit(cache);
     }
     cache->round.is_open = false;
+    firn_cache_settle(cache);
     return FIRN_OK;
 }
 
@@ -97,5 +99,6 @@ firn_status firn_cache_spec_rollback(firn_cache *cache, const uint32_t *keep, fi
         assert(firn_cache_row_tokens(cache, r) == round->base[r] + keep[r]);
     }
     round->is_open = false;
+    firn_cache_settle(cache);
     return FIRN_OK;
 }

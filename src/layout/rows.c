@@ -1,15 +1,19 @@
 /*
- * Ragged rows of blocks: what every block-based family shares. Owns the block lists, sharing, copy-on-write and the
- * reservation of blocks; does not know what lies inside a block.
+ * Ragged rows: what all families share. Owns the block lists, the fixed-size state, sharing, copy-on-write and the
+ * reservation of both; does not know what lies inside.
  *
  *      row   n_tokens 150      blocks  [b0][b1][b2][b3]      b0 b1  full, perhaps shared, not written again
  *                                                            b2     the tail, 22 tokens; copied before a write
  *                                                                   when shared
  *                                                            b3     reserved ahead, unshared, seen by nobody else
  *
+ *      window of 100, 300 tokens       [b3][b4]              first_block 3: b0 to b2 hold no token of the last 100
+ *      fixed state, any count          fixed [f]             copied before a write when shared
+ *
  * Reserved blocks stay with the row that reserved them: a view, and so a merge, an extract, a donor or the prefix tree,
- * shows the first ceil(n_tokens / 64) blocks only. A trim releases all blocks that it empties and all that were
- * reserved. Lists and arrays grow geometrically and only where rows join or blocks are reserved.
+ * shows no block beyond ceil(n_tokens / 64). A trim releases all blocks that it empties and all that were reserved.
+ * Blocks that fall out of a window stay until the row settles, because the queries of the step that moved the window
+ * still see them. Lists and arrays grow geometrically and only where rows join or blocks are reserved.
  */
 #include <string.h>
 
@@ -25,16 +29,33 @@ static firni_rows *rows_of(firn_cache *cache)
     return &((firni_block_cache *)cache)->rows;
 }
 
+/* The block index at which a row of n_tokens ends: 0 for families without token blocks. */
+static uint32_t end_block(const firn_cache *cache, uint32_t n_tokens)
+{
+    return cache->block_bytes > 0 ? firni_blocks_of(n_tokens) : 0;
+}
+
+/* Blocks in the list that hold tokens of the row; what follows them is reserved. */
+static uint32_t used_blocks(const firn_cache *cache, const firni_row *row)
+{
+    return end_block(cache, row->n_tokens) - row->first_block;
+}
+
+static uint32_t tail_index(const firni_row *row)
+{
+    return row->n_tokens / FIRN_BLOCK_TOKENS - row->first_block;
+}
+
 /* Whether the next token would be written into a block that somebody else holds. A row that ends at a block boundary
  * has no tail: its next token goes to a new block. This covers a trimmed row too, whose last block may be full of
  * tokens that are no longer its own. */
-static bool tail_is_shared(const firni_row *row)
+static bool tail_is_shared(const firn_cache *cache, const firni_row *row)
 {
-    return row->n_tokens % FIRN_BLOCK_TOKENS != 0 &&
-           firn_block_refs(row->blocks[row->n_tokens / FIRN_BLOCK_TOKENS]) > 1;
+    return cache->block_bytes > 0 && row->n_tokens % FIRN_BLOCK_TOKENS != 0 &&
+           firn_block_refs(row->blocks[tail_index(row)]) > 1;
 }
 
-/* Releases the row's blocks from index n_keep on. */
+/* Releases the row's blocks from list index n_keep on. */
 static void drop_blocks(firni_row *row, uint32_t n_keep)
 {
     while (row->n_blocks > n_keep) {
@@ -42,9 +63,24 @@ static void drop_blocks(firni_row *row, uint32_t n_keep)
     }
 }
 
+/* Releases the blocks before block `first`. */
+static void drop_older_blocks(firni_row *row, uint32_t first)
+{
+    const uint32_t n_drop = first - row->first_block;
+    assert(n_drop <= row->n_blocks);
+    for (uint32_t i = 0; i < n_drop; i++) {
+        firn_block_release(row->blocks[i]);
+    }
+    row->n_blocks -= n_drop;
+    row->first_block = first;
+    memmove(row->blocks, row->blocks + n_drop, row->n_blocks * sizeof row->blocks[0]);
+}
+
 static void row_deinit(const firn_env *env, firni_row *row)
 {
     drop_blocks(row, 0);
+    firn_block_release(row->fixed);
+    firn_block_release(row->fixed_next);
     firni_free(env, row->blocks);
     *row = (firni_row){ .blocks = NULL };
 }
@@ -123,38 +159,56 @@ firn_row_view firni_rows_view(const firn_cache *cache, uint32_t index)
     const firni_row *row = &firni_rows_of(cache)->row[index];
     return (firn_row_view){
         .blocks = row->blocks,
-        .n_blocks = firni_blocks_of(row->n_tokens),
+        .first_block = row->first_block,
+        .n_blocks = used_blocks(cache, row),
+        .fixed = row->n_tokens > 0 ? row->fixed : NULL,
         .n_tokens = row->n_tokens,
     };
+}
+
+static firn_status check_block(const firn_cache *cache, const firn_block *block, size_t n_bytes, const char *what,
+                               uint32_t index, firn_error *err)
+{
+    if (firn_block_bytes(block) != n_bytes) {
+        return firni_fail(err, FIRN_ERR_INVALID, "%s %u has %zu bytes; those of \"%s\" have %zu", what, index,
+                          firn_block_bytes(block), cache->describe, n_bytes);
+    }
+    if (firni_block_pool(block) != cache->pool) {
+        return firni_fail(err, FIRN_ERR_INVALID, "%s %u belongs to another pool", what, index);
+    }
+    return FIRN_OK;
 }
 
 /* Views come from trees and tiers too, so their blocks are checked before they are trusted to hold this geometry. */
 static firn_status check_view(const firn_cache *cache, const firn_row_view *view, firn_error *err)
 {
-    if (view->first_block != 0 || view->fixed != NULL) {
-        return firni_fail(err, FIRN_ERR_INVALID, "%s keeps all blocks of a row and no fixed state",
-                          cache->ops->signature);
+    const uint32_t end = end_block(cache, view->n_tokens);
+    const uint32_t first_needed = firni_rows_first_block_needed(cache, view->n_tokens);
+    if (view->first_block > first_needed) {
+        return firni_fail(err, FIRN_ERR_INVALID, "%s: a row of %u tokens needs its blocks from %u on, not from %u",
+                          cache->signature, view->n_tokens, first_needed, view->first_block);
     }
-    if (view->n_blocks != firni_blocks_of(view->n_tokens)) {
+    if (view->n_blocks != end - view->first_block) {
         return firni_fail(err, FIRN_ERR_INVALID, "%u blocks cannot be a row of %u tokens: %u are needed",
-                          view->n_blocks, view->n_tokens, firni_blocks_of(view->n_tokens));
+                          view->n_blocks, view->n_tokens, end - view->first_block);
     }
-    for (uint32_t i = 0; i < view->n_blocks; i++) {
-        if (firn_block_bytes(view->blocks[i]) != cache->block_bytes) {
-            return firni_fail(err, FIRN_ERR_INVALID, "block %u has %zu bytes; blocks of \"%s\" have %zu", i,
-                              firn_block_bytes(view->blocks[i]), cache->describe, cache->block_bytes);
-        }
-        if (firni_block_pool(view->blocks[i]) != cache->pool) {
-            return firni_fail(err, FIRN_ERR_INVALID, "block %u belongs to another pool", i);
-        }
+    const bool has_fixed = cache->fixed_bytes > 0 && view->n_tokens > 0;
+    if (has_fixed != (view->fixed != NULL)) {
+        return firni_fail(err, FIRN_ERR_INVALID, has_fixed ? "%s: a row of %u tokens needs its fixed-size state"
+                                                           : "%s: a row of %u tokens has no fixed-size state",
+                          cache->signature, view->n_tokens);
     }
-    return FIRN_OK;
+    firn_status status = has_fixed ? check_block(cache, view->fixed, cache->fixed_bytes, "state", 0, err) : FIRN_OK;
+    for (uint32_t i = 0; i < view->n_blocks && status == FIRN_OK; i++) {
+        status = check_block(cache, view->blocks[i], cache->block_bytes, "block", i, err);
+    }
+    return status;
 }
 
 firn_status firni_rows_adopt(firn_cache *cache, const firn_row_view *view, firn_error *err)
 {
     firni_rows *rows = rows_of(cache);
-    firni_row row = { .n_tokens = view->n_tokens };
+    firni_row row = { .n_tokens = view->n_tokens, .first_block = view->first_block };
     firn_status status = check_view(cache, view, err);
     if (status == FIRN_OK) {
         status = grow_rows(cache->env, rows, err);
@@ -169,6 +223,7 @@ firn_status firni_rows_adopt(firn_cache *cache, const firn_row_view *view, firn_
         row.blocks[i] = firn_block_retain(view->blocks[i]);
     }
     row.n_blocks = view->n_blocks;
+    row.fixed = view->fixed != NULL ? firn_block_retain(view->fixed) : NULL;
     rows->row[rows->n_rows++] = row;
     return FIRN_OK;
 }
@@ -198,47 +253,135 @@ void firni_rows_trim(firn_cache *cache, uint32_t index, uint32_t n_tokens)
     firni_row *row = &rows_of(cache)->row[index];
     /* With the emptied blocks go the reserved ones: what a trimmed row holds is what projected_bytes says. */
     row->n_tokens -= n_tokens;
-    drop_blocks(row, firni_blocks_of(row->n_tokens));
+    assert(row->first_block <= firni_rows_first_block_needed(cache, row->n_tokens));
+    drop_blocks(row, used_blocks(cache, row));
+}
+
+void firni_rows_settle(firn_cache *cache)
+{
+    firni_rows *rows = rows_of(cache);
+    for (uint32_t r = 0; r < rows->n_rows; r++) {
+        const uint32_t first = firni_rows_first_block_needed(cache, rows->row[r].n_tokens);
+        if (first > rows->row[r].first_block) {
+            drop_older_blocks(&rows->row[r], first);
+        }
+    }
+}
+
+/* ---- what the blocks in a row allow -------------------------------------------------------------------------------- */
+
+/* A query at position n sees the `window` tokens up to itself. The one before them is kept too: a prefix is then
+ * resumable where it covers the window before its end, whatever comes next. */
+uint32_t firni_rows_first_block_needed(const firn_cache *cache, uint32_t n_tokens)
+{
+    if (cache->block_bytes == 0) {
+        return 0;
+    }
+    const uint32_t window = cache->options.window;
+    return window > 0 && n_tokens > window ? (n_tokens - window) / FIRN_BLOCK_TOKENS : 0;
+}
+
+/* Down to the shortest row whose window begins in a block that is still here. */
+uint32_t firni_rows_trimmable(const firn_cache *cache, uint32_t index)
+{
+    const firni_row *row = &firni_rows_of(cache)->row[index];
+    if (cache->fixed_bytes > 0) {
+        return 0;
+    }
+    const uint32_t n_min = row->first_block > 0 ? row->first_block * FIRN_BLOCK_TOKENS + cache->options.window : 0;
+    return row->n_tokens > n_min ? row->n_tokens - n_min : 0;
+}
+
+bool firni_rows_can_publish(const firn_cache *cache, uint32_t index, uint32_t tokens)
+{
+    const firni_row *row = &firni_rows_of(cache)->row[index];
+    if (cache->fixed_bytes > 0) {
+        return tokens == row->n_tokens;
+    }
+    return tokens <= row->n_tokens && firni_rows_first_block_needed(cache, tokens) >= row->first_block;
 }
 
 uint64_t firni_rows_projected_bytes(const firn_cache *cache, uint32_t tokens)
 {
-    return (uint64_t)firni_blocks_of(tokens) * cache->block_bytes;
+    const uint64_t n_blocks = end_block(cache, tokens) - firni_rows_first_block_needed(cache, tokens);
+    return n_blocks * cache->block_bytes + (tokens > 0 ? cache->fixed_bytes : 0);
 }
 
-/* Blocks that the row needs for `count` more tokens. */
-static uint32_t blocks_needed(const firni_row *row, uint32_t count)
+/* A window row holds the window before a step and the step's own tokens, which together may begin and end anywhere in a
+ * block; with a copy of a shared tail. Fixed state is there twice while it is copied. */
+uint64_t firni_rows_working_bytes(const firn_cache *cache, uint32_t tokens, uint32_t step_tokens)
 {
-    const uint32_t n_needed = firni_blocks_of(row->n_tokens + count);
+    const uint64_t n_all = end_block(cache, tokens);
+    const uint64_t window = cache->options.window;
+    const uint64_t n_live = window > 0 ? (window + step_tokens) / FIRN_BLOCK_TOKENS + 2 : n_all;
+    const uint64_t n_blocks = n_live < n_all ? n_live : n_all;
+    return tokens > 0 ? (n_blocks + 1) * cache->block_bytes + 2 * (uint64_t)cache->fixed_bytes : 0;
+}
+
+/* ---- reserving ----------------------------------------------------------------------------------------------------- */
+
+/* Blocks in the list that the row needs for `count` more tokens. */
+static uint32_t blocks_needed(const firn_cache *cache, const firni_row *row, uint32_t count)
+{
+    const uint32_t n_needed = end_block(cache, row->n_tokens + count) - row->first_block;
     return n_needed > row->n_blocks_held ? n_needed : row->n_blocks_held;
 }
 
-/* Appends what the row lacks to its list: blocks for new tokens and, last, one for a copy of a shared tail. */
+/* Appends what the row lacks to its list: blocks for new tokens and, last, one for a copy of a shared tail; and a block
+ * for its first fixed state, or for a copy of a shared one. */
 static firn_status reserve_row(firn_cache *cache, firni_row *row, uint32_t count, firn_error *err)
 {
-    const bool copies = count > 0 && tail_is_shared(row);
-    const uint32_t n_blocks = blocks_needed(row, count) + (copies ? 1 : 0);
+    const bool copies = count > 0 && tail_is_shared(cache, row);
+    const uint32_t n_blocks = blocks_needed(cache, row, count) + (copies ? 1 : 0);
     firn_status status = grow_list(cache->env, row, n_blocks, err);
     while (status == FIRN_OK && row->n_blocks < n_blocks) {
         status = firn_block_alloc(cache->pool, cache->block_bytes, &row->blocks[row->n_blocks], err);
         row->n_blocks += status == FIRN_OK;
     }
+    const bool wants_fixed = count > 0 && cache->fixed_bytes > 0;
+    if (status == FIRN_OK && wants_fixed && (row->fixed == NULL || firn_block_refs(row->fixed) > 1)) {
+        status = firn_block_alloc(cache->pool, cache->fixed_bytes, &row->fixed_next, err);
+    }
     return status;
+}
+
+/* Back to what the row held before. */
+static void unreserve_row(firni_row *row)
+{
+    drop_blocks(row, row->n_blocks_held);
+    firn_block_release(row->fixed_next);
+    row->fixed_next = NULL;
+}
+
+static void copy_block(firn_cache *cache, firn_block *to, const firn_block *from, size_t n_bytes)
+{
+    memcpy(firn_block_data(to), firn_block_data(from), n_bytes);
+    firni_pool_count_copied(cache->pool, n_bytes);
 }
 
 /* Puts a private copy, for which the list's last block was allocated, in the place of the shared tail. */
 static void copy_tail(firn_cache *cache, firni_row *row)
 {
-    firn_block **tail = &row->blocks[row->n_tokens / FIRN_BLOCK_TOKENS];
+    firn_block **tail = &row->blocks[tail_index(row)];
     firn_block *copy = row->blocks[--row->n_blocks];
-    memcpy(firn_block_data(copy), firn_block_data(*tail), cache->block_bytes);
-    firni_pool_count_copied(cache->pool, cache->block_bytes);
+    copy_block(cache, copy, *tail, cache->block_bytes);
     firn_block_release(*tail);
     *tail = copy;
 }
 
+/* The state of a row without tokens is all zero, as the pool hands it out. */
+static void exchange_fixed(firn_cache *cache, firni_row *row)
+{
+    if (row->fixed != NULL) {
+        copy_block(cache, row->fixed_next, row->fixed, cache->fixed_bytes);
+        firn_block_release(row->fixed);
+    }
+    row->fixed = row->fixed_next;
+    row->fixed_next = NULL;
+}
+
 /* Three steps: remember what every row holds; add what is lacking, which may fail and is then undone; exchange shared
- * tails for their copies, which cannot. */
+ * tails and states for their copies, which cannot. */
 firn_status firni_rows_reserve(firn_cache *cache, const uint32_t *counts, firn_error *err)
 {
     firni_rows *rows = rows_of(cache);
@@ -249,16 +392,20 @@ firn_status firni_rows_reserve(firn_cache *cache, const uint32_t *counts, firn_e
         const firn_status status = reserve_row(cache, &rows->row[r], counts[r], err);
         if (status != FIRN_OK) {
             for (uint32_t i = 0; i <= r; i++) {
-                drop_blocks(&rows->row[i], rows->row[i].n_blocks_held);
+                unreserve_row(&rows->row[i]);
             }
             return status;
         }
     }
-    /* Nothing can fail any more. Whether a copy was planned is read off the list, not off the reference count, which
+    /* Nothing can fail any more. Whether a copy was planned is read off the row, not off the reference count, which
      * another thread may have lowered since. */
     for (uint32_t r = 0; r < rows->n_rows; r++) {
-        if (rows->row[r].n_blocks > blocks_needed(&rows->row[r], counts[r])) {
-            copy_tail(cache, &rows->row[r]);
+        firni_row *row = &rows->row[r];
+        if (row->n_blocks > blocks_needed(cache, row, counts[r])) {
+            copy_tail(cache, row);
+        }
+        if (row->fixed_next != NULL) {
+            exchange_fixed(cache, row);
         }
     }
     return FIRN_OK;
@@ -270,9 +417,10 @@ void firni_rows_advance(firn_cache *cache, const uint32_t *counts)
     firni_rows *rows = rows_of(cache);
     for (uint32_t r = 0; r < rows->n_rows; r++) {
         firni_row *row = &rows->row[r];
-        assert(counts[r] == 0 || !tail_is_shared(row));
+        assert(counts[r] == 0 || !tail_is_shared(cache, row));
         row->n_tokens += counts[r];
-        assert(firni_blocks_of(row->n_tokens) <= row->n_blocks);
+        assert(used_blocks(cache, row) <= row->n_blocks);
+        assert(counts[r] == 0 || cache->fixed_bytes == 0 || firn_block_refs(row->fixed) == 1);
     }
 }
 
@@ -297,8 +445,12 @@ void firni_rows_check(const firn_cache *cache)
     assert(rows->n_rows <= rows->n_rows_max);
     for (uint32_t r = 0; r < rows->n_rows; r++) {
         const firni_row *row = &rows->row[r];
-        const uint32_t n_used = firni_blocks_of(row->n_tokens);
+        const uint32_t n_used = used_blocks(cache, row);
         assert(n_used <= row->n_blocks && row->n_blocks <= row->n_blocks_max);
+        assert(row->first_block <= firni_rows_first_block_needed(cache, row->n_tokens));
+        assert(row->fixed_next == NULL && (cache->fixed_bytes > 0 || row->fixed == NULL));
+        assert(cache->fixed_bytes == 0 || row->n_tokens == 0 || row->fixed != NULL);
+        assert(row->fixed == NULL || firn_block_bytes(row->fixed) == cache->fixed_bytes);
         for (uint32_t i = 0; i < row->n_blocks; i++) {
             const firn_block *block = row->blocks[i];
             assert(firn_block_bytes(block) == cache->block_bytes && firni_block_pool(block) == cache->pool);

@@ -22,7 +22,7 @@
 #define RIG_GROUP      2u /* query heads per KV head */
 #define RIG_BIG_BUDGET (UINT64_C(1) << 32)
 
-/* ---- cases: every registered layout x dtype x geometry ---- */
+/* ---- cases: parameters of a family x dtype x geometry ---- */
 
 typedef struct rig_geometry {
     uint32_t n_kv_heads;
@@ -36,15 +36,21 @@ static const firn_dtype rig_dtypes[] = { FIRN_DTYPE_F16, FIRN_DTYPE_F32, FIRN_DT
 #define RIG_N_GEOMETRIES (sizeof rig_geometries / sizeof rig_geometries[0])
 #define RIG_N_DTYPES     (sizeof rig_dtypes / sizeof rig_dtypes[0])
 
-static inline firn_cache_options rig_options(uint32_t layout, firn_dtype dtype, rig_geometry geometry)
+/* What each family is given beside dtype and geometry. A family that is attended to is covered by standing here. */
+static const firn_cache_options rig_families[] = {
+    { .layout = "kv:plain" },
+};
+
+#define RIG_N_FAMILIES (sizeof rig_families / sizeof rig_families[0])
+
+static inline firn_cache_options rig_options(size_t family, firn_dtype dtype, rig_geometry geometry)
 {
-    return (firn_cache_options){
-        .layout = firni_layout_at(layout)->signature,
-        .dtype = dtype,
-        .n_kv_heads = geometry.n_kv_heads,
-        .head_dim = geometry.head_dim,
-        .value_dim = geometry.value_dim,
-    };
+    firn_cache_options options = rig_families[family];
+    options.dtype = dtype;
+    options.n_kv_heads = geometry.n_kv_heads;
+    options.head_dim = geometry.head_dim;
+    options.value_dim = geometry.value_dim;
+    return options;
 }
 
 static inline firn_pool *rig_pool(uint64_t budget_bytes, const firn_env *env)
@@ -70,7 +76,7 @@ static inline bool rig_accepts(const firn_cache_options *options)
 /* Runs the test on what each layout accepts; a layout that accepts nothing fails. */
 static inline void rig_for_each_case(void (*test)(const firn_cache_options *options))
 {
-    for (uint32_t l = 0; l < firni_layout_count(); l++) {
+    for (size_t l = 0; l < RIG_N_FAMILIES; l++) {
         uint32_t n_run = 0;
         for (size_t d = 0; d < RIG_N_DTYPES; d++) {
             for (size_t g = 0; g < RIG_N_GEOMETRIES; g++) {
@@ -85,10 +91,10 @@ static inline void rig_for_each_case(void (*test)(const firn_cache_options *opti
     }
 }
 
-/* Runs the test once for each layout, on the first case that it accepts. */
+/* Runs the test once for each family, on the first case that it accepts. */
 static inline void rig_for_each_layout(void (*test)(const firn_cache_options *options))
 {
-    for (uint32_t l = 0; l < firni_layout_count(); l++) {
+    for (size_t l = 0; l < RIG_N_FAMILIES; l++) {
         bool has_run = false;
         for (size_t i = 0; i < RIG_N_DTYPES * RIG_N_GEOMETRIES && !has_run; i++) {
             const firn_cache_options options =

@@ -82,7 +82,7 @@ static void present_members_are_asked(void **state)
     (void)state;
     firn_pool *pool = rig_pool(RIG_BIG_BUDGET, NULL);
     firni_layout layout = firni_layout_plain;
-    layout.signature = "probe:forgetful";
+    layout.family = "probe:forgetful";
     layout.trimmable_tokens = last_10;
     layout.minimum_reusable_offset = constant_5;
     layout.max_append_tokens = constant_7;
@@ -232,8 +232,8 @@ static void every_registered_table_is_complete(void **state)
     (void)state;
     for (uint32_t l = 0; l < firni_layout_count(); l++) {
         const firni_layout *layout = firni_layout_at(l);
-        assert_true(layout->signature != NULL && layout->signature[0] != '\0');
-        assert_ptr_equal(firni_layout_find(layout->signature), layout);
+        assert_true(layout->family != NULL && layout->family[0] != '\0');
+        assert_ptr_equal(firni_layout_find(layout->family), layout);
         assert_true(layout->init != NULL && layout->deinit != NULL && layout->batch_size != NULL);
         assert_true(layout->row_tokens != NULL && layout->add_row != NULL && layout->view_row != NULL);
         assert_true(layout->adopt_row != NULL && layout->filter_rows != NULL && layout->trim_row != NULL);

@@ -364,13 +364,13 @@ static void an_unknown_layout_lists_those_that_exist(void **state)
     assert_null(cache);
     assert_non_null(strstr(err.message, "kv:unheard-of"));
     for (uint32_t l = 0; l < firni_layout_count(); l++) {
-        assert_non_null(strstr(err.message, firni_layout_at(l)->signature));
+        assert_non_null(strstr(err.message, firni_layout_at(l)->family));
     }
     options.layout = NULL;
     assert_status(firn_cache_create(&options, pool, NULL, &cache, &err), FIRN_ERR_INVALID);
     options.layout = "";
     assert_status(firn_cache_create(&options, pool, NULL, &cache, &err), FIRN_ERR_INVALID);
-    options.layout = firni_layout_at(0)->signature;
+    options.layout = firni_layout_at(0)->family;
     options.kernel = "abacus";
     assert_status(firn_cache_create(&options, pool, NULL, &cache, &err), FIRN_ERR_UNSUPPORTED);
     assert_null(cache);
