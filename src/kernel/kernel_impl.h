@@ -132,6 +132,10 @@ struct firni_kernels {
     void (*add)(float *x, const float *y, uint32_t n);                       /* x += y */
     /* out = silu(gate) * up; out may be gate */
     void (*silu_mul)(float *out, const float *gate, const float *up, uint32_t n);
+    /* The same with gelu in its tanh form, 0.5 g (1 + tanh(sqrt(2/pi) (g + 0.044715 g^3))) (arXiv 1606.08415). */
+    void (*gelu_mul)(float *out, const float *gate, const float *up, uint32_t n);
+    void (*sigmoid_mul)(float *out, const float *gate, const float *up, uint32_t n); /* out = up / (1 + exp(-gate)) */
+    void (*softcap)(float *x, uint32_t n, float cap); /* x = cap * tanh(x * (1 / cap)) */
     /* Rotates one vector of rot_dim elements. interleaved: pairs (2i, 2i+1), else (i, i + rot_dim/2).
      * cos_sin: rot_dim/2 pairs {cos, sin}. */
     void (*rope)(float *x, const float *cos_sin, uint32_t rot_dim, bool interleaved);

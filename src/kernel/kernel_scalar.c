@@ -120,6 +120,31 @@ static void scalar_silu_mul(float *out, const float *gate, const float *up, uint
     }
 }
 
+static void scalar_gelu_mul(float *out, const float *gate, const float *up, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        const float g = gate[i];
+        const float inner = g * fmaf(FIRNI_GELU_CUBE, g * g, FIRNI_GELU_SLOPE);
+        const float half = 0.5f * g;
+        out[i] = fmaf(half, scalar_tanh(inner), half) * up[i];
+    }
+}
+
+static void scalar_sigmoid_mul(float *out, const float *gate, const float *up, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        out[i] = up[i] / (1.0f + scalar_exp(-gate[i]));
+    }
+}
+
+static void scalar_softcap(float *x, uint32_t n, float cap)
+{
+    const float inverse = 1.0f / cap;
+    for (uint32_t i = 0; i < n; i++) {
+        x[i] = cap * scalar_tanh(x[i] * inverse);
+    }
+}
+
 static void scalar_rope(float *x, const float *cos_sin, uint32_t rot_dim, bool interleaved)
 {
     const uint32_t n_pairs = rot_dim / 2;
@@ -400,6 +425,9 @@ const firni_kernels firni_kernels_scalar = {
     .rms_norm = scalar_rms_norm,
     .add = scalar_add,
     .silu_mul = scalar_silu_mul,
+    .gelu_mul = scalar_gelu_mul,
+    .sigmoid_mul = scalar_sigmoid_mul,
+    .softcap = scalar_softcap,
     .rope = scalar_rope,
     .exp_sum = scalar_exp_sum,
     .max = scalar_max,

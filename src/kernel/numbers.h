@@ -36,6 +36,10 @@
 #define FIRNI_TANH_C3 0x1.5258cap-6f
 #define FIRNI_TANH_C4 (-0x1.76b3cep-8f)
 
+/* gelu(x) = 0.5 x (1 + tanh(x (SLOPE + CUBE x^2))): sqrt(2/pi), and 0.044715 of it. */
+#define FIRNI_GELU_SLOPE 0x1.988454p-1f
+#define FIRNI_GELU_CUBE 0x1.2444f2p-5f
+
 /* The running maximum of attention starts here: finite, so that the difference of two maxima is never inf - inf. */
 #define FIRNI_SCORE_LOWEST (-0x1.fffffep+127f)
 

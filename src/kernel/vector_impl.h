@@ -58,6 +58,37 @@ static void lanes_silu_mul(float *out, const float *gate, const float *up, uint3
     }
 }
 
+static void lanes_gelu_mul(float *out, const float *gate, const float *up, uint32_t n)
+{
+    LANES_FOR(i, count, n)
+    {
+        const lanes g = load_some(gate + i, count);
+        const lanes slope = lanes_fma(lanes_set(FIRNI_GELU_CUBE), lanes_mul(g, g), lanes_set(FIRNI_GELU_SLOPE));
+        const lanes half = lanes_mul(lanes_set(0.5f), g);
+        const lanes gelu = lanes_fma(half, lanes_tanh(lanes_mul(g, slope)), half);
+        store_some(out + i, lanes_mul(gelu, load_some(up + i, count)), count);
+    }
+}
+
+static void lanes_sigmoid_mul(float *out, const float *gate, const float *up, uint32_t n)
+{
+    const lanes minus_one = lanes_set(-1.0f);
+    LANES_FOR(i, count, n)
+    {
+        const lanes divisor = lanes_add(lanes_set(1.0f), lanes_exp(lanes_mul(load_some(gate + i, count), minus_one)));
+        store_some(out + i, lanes_div(load_some(up + i, count), divisor), count);
+    }
+}
+
+static void lanes_softcap(float *x, uint32_t n, float cap)
+{
+    const lanes inverse = lanes_set(1.0f / cap);
+    LANES_FOR(i, count, n)
+    {
+        store_some(x + i, lanes_mul(lanes_set(cap), lanes_tanh(lanes_mul(load_some(x + i, count), inverse))), count);
+    }
+}
+
 static void lanes_rope(float *x, const float *cos_sin, uint32_t rot_dim, bool interleaved)
 {
     /* fmaf is one instruction here; compilers vectorise what pays. */

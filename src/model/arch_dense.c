@@ -7,6 +7,15 @@
 #include "base/base_impl.h"
 #include "model/arch_impl.h"
 
+void firni_dense_read(firni_keys *keys, firni_hparams *hp)
+{
+    firni_read_common(keys, hp);
+    firni_read_attention(keys, hp);
+    firni_read_ffn(keys, hp);
+    firni_read_no_experts(keys);
+    firni_read_rope(keys, hp, hp->head_dim);
+}
+
 firn_status firni_dense_load(firni_loader *loader, const firni_hparams *hp, const firni_attention_traits *traits,
                              const void **layers, firn_error *err)
 {
@@ -38,11 +47,12 @@ void firni_dense_forward_layer(firni_step *step, const void *layers, uint32_t la
 
 void firni_dense_cache_options(const firni_hparams *hp, uint32_t layer, firn_cache_options *out)
 {
-    (void)layer; /* every layer is the same */
+    const firni_layer_shape *shape = &hp->layers[layer];
     *out = (firn_cache_options){
-        .layout = "kv:plain",
-        .n_kv_heads = hp->n_kv_heads,
-        .head_dim = hp->head_dim,
-        .value_dim = hp->value_dim,
+        .layout = shape->window > 0 ? "kv:window" : "kv:plain",
+        .n_kv_heads = shape->n_kv_heads,
+        .head_dim = shape->head_dim,
+        .value_dim = shape->value_dim,
+        .window = shape->window,
     };
 }

@@ -18,8 +18,17 @@
 #define FIRNI_ARCH_IMPL_H
 
 #include "firn/cache.h"
+#include "firn/tokenizer.h"
 #include "model/hparams.h"
 #include "model/weights.h"
+
+/* Rows of one float array per token, kept for later layers: firni_step_narrow moves them along. */
+typedef struct firni_carried {
+    float *rows;
+    uint32_t stride;
+} firni_carried;
+
+#define FIRNI_CARRIED_MAX 4u
 
 /* What one forward works on. All arrays are the model's scratch, sized when it opened. */
 typedef struct firni_step {
@@ -31,19 +40,29 @@ typedef struct firni_step {
     const uint32_t *counts;   /* [n_rows] tokens of each row; their sum is n_tokens */
     const uint32_t *needed;   /* [n_rows] how many last tokens of each row the logits depend on beyond the state */
     uint32_t n_needed;        /* sum of needed */
-    bool is_last_layer;       /* the block that stores the state then narrows to the needed tokens */
-    firn_cache *cache;        /* of the current layer; has room for counts */
-    const float *cos_sin;     /* [n_tokens, rope.n_dims] */
+    const firn_token *tokens; /* [n_tokens], until the step narrows */
+    bool is_last_to_store;    /* no later layer stores state: the block that stores narrows to the needed tokens */
+    uint32_t layer;
+    firn_cache *cache;        /* of the current layer; has room for counts where the layer stores */
+    float *cos_sin[FIRNI_ROPES_MAX]; /* [n_tokens, ropes[i].n_dims] */
     float *x;                 /* [n_tokens, n_embd]: the residual stream */
     float *h;                 /* [n_tokens, h_width]: block inputs and attention outputs */
     float *wide;              /* [n_tokens, wide_width]: queries, keys, values; gates */
     void *matmul_scratch;
+    void *extra;              /* the architecture's own: extra_bytes, 64-byte aligned */
+    firni_carried carried[FIRNI_CARRIED_MAX]; /* what else follows the tokens when the step narrows */
+    uint32_t n_carried;
 } firni_step;
 
 /* Floats per token of h and wide, and the largest number of inputs of any projection inside a layer. */
-uint32_t firni_step_h_width(const firni_hparams *hparams);
-uint32_t firni_step_wide_width(const firni_hparams *hparams);
-uint32_t firni_step_inputs_max(const firni_hparams *hparams);
+typedef struct firni_widths {
+    uint32_t h;
+    uint32_t wide;
+    uint32_t inputs_max;
+} firni_widths;
+
+/* What attention and feed-forward blocks of these layers need. */
+firni_widths firni_step_widths(const firni_hparams *hparams);
 
 /* Runs task(step, ctx, token) for every token, over the workers when there are enough. A task writes only what belongs
  * to its token, so the division changes no bits. */
@@ -58,13 +77,17 @@ void firni_projection_finish(const firni_kernels *kernels, const firni_projectio
 void firni_step_norm(firni_step *step, const float *weight);
 /* x += y, after finishing y, which is what `projection` gave: [n_tokens, n_embd]; y is overwritten. */
 void firni_step_add_residual(firni_step *step, float *y, const firni_projection *projection);
-/* Drops all but the needed tokens from x and from `rows` (n_tokens rows, `stride` floats each). */
+/* Adds an array to those that follow the tokens. */
+void firni_step_carry(firni_step *step, float *rows, uint32_t stride);
+/* Drops all but the needed tokens from x, rotations, carried arrays, and `rows` (n_tokens rows, `stride` floats each). */
 void firni_step_narrow(firni_step *step, float *rows, uint32_t stride);
 
 /* ---- blocks ---- */
 
 /* Grouped-query attention with rotary positions over the layer's cache. */
 typedef struct firni_attention {
+    firni_layer_shape shape;
+    float scale;               /* of scores */
     const float *norm;
     firni_projection qkv;      /* queries, keys, values below each other */
     const float *q_norm;       /* [head_dim], NULL: none */
@@ -83,6 +106,7 @@ void firni_attention_forward(firni_step *step, const firni_attention *attention)
 
 /* SwiGLU: down(silu(gate(h)) * up(h)). */
 typedef struct firni_ffn {
+    uint32_t n_ff;
     const float *norm;
     firni_projection gate_up;
     firni_projection down;
@@ -102,6 +126,7 @@ typedef struct firni_dense_layer {
 firn_status firni_dense_load(firni_loader *loader, const firni_hparams *hparams, const firni_attention_traits *traits,
                              const void **layers, firn_error *err);
 void firni_dense_forward_layer(firni_step *step, const void *layers, uint32_t layer);
+void firni_dense_read(firni_keys *keys, firni_hparams *hparams);
 void firni_dense_cache_options(const firni_hparams *hparams, uint32_t layer, firn_cache_options *out);
 
 /* ---- the table ---- */
@@ -109,11 +134,20 @@ void firni_dense_cache_options(const firni_hparams *hparams, uint32_t layer, fir
 typedef struct firni_arch {
     const char *name;              /* general.architecture */
     bool rope_interleaved;
-    /* Layout and geometry of a layer's state; dtype and kernel are filled in by the model. */
+    /* Reads the keys: shapes of all layers, ropes, and what the blocks need. */
+    firni_hparams_reader read;
+    /* Layout and geometry of the state that a layer stores; dtype and kernel are filled in by the model. Called for the
+     * first layer of each cache. */
     void (*cache_options)(const firni_hparams *hparams, uint32_t layer, firn_cache_options *out);
-    /* Loads the tensors of all layers; *layers is passed to forward_layer. */
+    /* Loads the tensors of all layers; *layers is passed to the functions below. */
     firn_status (*load)(firni_loader *loader, const firni_hparams *hparams, const void **layers, firn_error *err);
-    /* x becomes the layer's output; appends to step->cache. Cannot fail: the cache has room. */
+    /* Raises the widths where the architecture's own blocks need more. Optional. */
+    void (*widths)(const firni_hparams *hparams, firni_widths *widths);
+    /* Bytes of step->extra for steps of at most n_tokens tokens. Optional: none. */
+    size_t (*extra_bytes)(const firni_hparams *hparams, uint32_t n_tokens);
+    /* Before the first layer: x holds the scaled embeddings. Optional. */
+    void (*begin)(firni_step *step, const void *layers);
+    /* x becomes the layer's output; appends to step->cache where the layer stores. Cannot fail: the cache has room. */
     void (*forward_layer)(firni_step *step, const void *layers, uint32_t layer);
 } firni_arch;
 

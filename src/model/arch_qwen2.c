@@ -12,6 +12,7 @@ static firn_status load(firni_loader *loader, const firni_hparams *hparams, cons
 const firni_arch firni_arch_qwen2 = {
     .name = "qwen2",
     .rope_interleaved = false,
+    .read = firni_dense_read,
     .cache_options = firni_dense_cache_options,
     .load = load,
     .forward_layer = firni_dense_forward_layer,

@@ -16,16 +16,17 @@
 static firn_status load_norms(firni_loader *loader, const firni_hparams *hp, uint32_t layer, bool has_qk_norm,
                               firni_attention *out, firn_error *err)
 {
+    const uint32_t head_dim = hp->layers[layer].head_dim;
     char name[FIRNI_TENSOR_NAME_BYTES];
     firni_layer_tensor_name(name, layer, "attn_norm.weight");
     firn_status status = firni_load_vector(loader, name, hp->n_embd, &out->norm, err);
     if (status == FIRN_OK && has_qk_norm) {
         firni_layer_tensor_name(name, layer, "attn_q_norm.weight");
-        status = firni_load_vector(loader, name, hp->head_dim, &out->q_norm, err);
+        status = firni_load_vector(loader, name, head_dim, &out->q_norm, err);
     }
     if (status == FIRN_OK && has_qk_norm) {
         firni_layer_tensor_name(name, layer, "attn_k_norm.weight");
-        status = firni_load_vector(loader, name, hp->head_dim, &out->k_norm, err);
+        status = firni_load_vector(loader, name, head_dim, &out->k_norm, err);
     }
     return status;
 }
@@ -41,13 +42,14 @@ firn_status firni_attention_load(firni_loader *loader, const firni_hparams *hp, 
     firni_layer_tensor_name(k, layer, "attn_k");
     firni_layer_tensor_name(v, layer, "attn_v");
     firni_layer_tensor_name(o, layer, "attn_output");
+    const firni_layer_shape *shape = &hp->layers[layer];
     const firni_stack_part qkv[] = {
-        { .name = q, .n_rows = hp->n_heads * hp->head_dim },
-        { .name = k, .n_rows = hp->n_kv_heads * hp->head_dim },
-        { .name = v, .n_rows = hp->n_kv_heads * hp->value_dim },
+        { .name = q, .n_rows = shape->n_heads * shape->head_dim },
+        { .name = k, .n_rows = shape->n_kv_heads * shape->head_dim },
+        { .name = v, .n_rows = shape->n_kv_heads * shape->value_dim },
     };
     const firni_stack_part output = { .name = o, .n_rows = hp->n_embd };
-    *out = (firni_attention){ .norm = NULL };
+    *out = (firni_attention){ .shape = *shape, .scale = (float)(1.0 / sqrt((double)shape->head_dim)) };
     firn_status status = load_norms(loader, hp, layer, traits->has_qk_norm, out, err);
     if (status == FIRN_OK) {
         status = firni_load_projection(loader, qkv, 3, hp->n_embd, &out->qkv, err);
@@ -57,7 +59,7 @@ firn_status firni_attention_load(firni_loader *loader, const firni_hparams *hp, 
                             firni_gguf_path(loader->gguf), q);
     }
     if (status == FIRN_OK) {
-        status = firni_load_projection(loader, &output, 1, hp->n_heads * hp->value_dim, &out->out, err);
+        status = firni_load_projection(loader, &output, 1, shape->n_heads * shape->value_dim, &out->out, err);
     }
     return status;
 }
@@ -67,33 +69,36 @@ static void finish_heads(const firni_step *step, const void *ctx, uint32_t token
 {
     const firni_attention *attention = ctx;
     const firni_hparams *hp = step->hparams;
+    const firni_layer_shape *shape = &attention->shape;
+    const firni_rope_params *rope = &hp->ropes[shape->rope];
     const firni_kernels *kernels = step->kernels;
     float *row = step->wide + (size_t)token * attention->qkv.n_rows;
-    const float *cos_sin = step->cos_sin + (size_t)token * hp->rope.n_dims;
+    const float *cos_sin = step->cos_sin[shape->rope] + (size_t)token * rope->n_dims;
     firni_projection_finish(kernels, &attention->qkv, row);
     /* Keys follow queries, so one loop serves both. */
-    for (uint32_t head = 0; head < hp->n_heads + hp->n_kv_heads; head++) {
-        float *vector = row + (size_t)head * hp->head_dim;
+    for (uint32_t head = 0; head < shape->n_heads + shape->n_kv_heads; head++) {
+        float *vector = row + (size_t)head * shape->head_dim;
         if (attention->q_norm != NULL) {
-            kernels->rms_norm(vector, vector, head < hp->n_heads ? attention->q_norm : attention->k_norm, hp->head_dim,
-                              hp->rms_eps);
+            kernels->rms_norm(vector, vector, head < shape->n_heads ? attention->q_norm : attention->k_norm,
+                              shape->head_dim, hp->rms_eps);
         }
-        kernels->rope(vector, cos_sin, hp->rope.n_dims, hp->rope.interleaved);
+        kernels->rope(vector, cos_sin, rope->n_dims, rope->interleaved);
     }
 }
 
 /* x += out(attend(rotate(qkv(norm(x)))))
  *
  * Keys and values are stored before attention runs, so a token sees itself and all before it in its row. In the last
- * layer that is all that most prompt tokens are needed for: the rest is computed for the others alone. */
+ * layer that stores that is all that most prompt tokens are needed for: the rest is computed for the others alone. */
 void firni_attention_forward(firni_step *step, const firni_attention *attention)
 {
-    const firni_hparams *hp = step->hparams;
+    const firni_layer_shape *shape = &attention->shape;
+    const uint32_t n_embd = step->hparams->n_embd;
     const uint32_t stride = attention->qkv.n_rows;
-    const uint32_t k_offset = hp->n_heads * hp->head_dim;
-    const uint32_t v_offset = k_offset + hp->n_kv_heads * hp->head_dim;
+    const uint32_t k_offset = shape->n_heads * shape->head_dim;
+    const uint32_t v_offset = k_offset + shape->n_kv_heads * shape->head_dim;
     firni_step_norm(step, attention->norm);
-    firni_step_project(step, &attention->qkv, step->h, hp->n_embd, step->wide, stride);
+    firni_step_project(step, &attention->qkv, step->h, n_embd, step->wide, stride);
     firni_step_each_token(step, finish_heads, attention);
     const firn_append_input append = {
         .k = step->wide + k_offset,
@@ -104,7 +109,7 @@ void firni_attention_forward(firni_step *step, const firni_attention *attention)
     /* Cannot fail: forward.c has reserved, and an append converts and stores. */
     firn_status status = firn_cache_append(step->cache, &append, step->counts, step->workers, NULL);
     assert(status == FIRN_OK && "the cache was reserved");
-    if (step->is_last_layer && step->n_needed < step->n_tokens) {
+    if (step->is_last_to_store && step->n_needed < step->n_tokens) {
         firni_step_narrow(step, step->wide, stride);
     }
     if (step->n_tokens == 0) {
@@ -115,14 +120,14 @@ void firni_attention_forward(firni_step *step, const firni_attention *attention)
         .q = step->wide,
         .out = step->h,
         .q_stride = stride,
-        .out_stride = hp->n_heads * hp->value_dim,
-        .n_heads = hp->n_heads,
-        .scale = (float)(1.0 / sqrt((double)hp->head_dim)),
+        .out_stride = shape->n_heads * shape->value_dim,
+        .n_heads = shape->n_heads,
+        .scale = attention->scale,
     };
     status = firn_cache_attend(step->cache, &attend, step->counts, step->workers, NULL);
     assert(status == FIRN_OK && "the geometry was checked");
     (void)status;
     /* Queries, keys and values are done with: their buffer takes the block's output. */
-    firni_step_project(step, &attention->out, step->h, attend.out_stride, step->wide, hp->n_embd);
+    firni_step_project(step, &attention->out, step->h, attend.out_stride, step->wide, n_embd);
     firni_step_add_residual(step, step->wide, &attention->out);
 }

@@ -19,6 +19,8 @@
 
 #define SCRATCH_ALIGN 64u
 
+static_assert(FIRNI_ROPES_MAX == 2, "scratch is laid out for two rotations");
+
 /* Adds an array to the layout of the scratch; false on overflow. */
 static bool lay_out(size_t *total, size_t n, size_t element_bytes, size_t *offset)
 {
@@ -34,14 +36,22 @@ firn_status firni_scratch_init(firn_model *model, firn_error *err)
 {
     const firni_hparams *hp = &model->hparams;
     const size_t n = model->max_batch_tokens;
-    const size_t matmul_bytes = firni_matmul_scratch_bytes(firni_step_inputs_max(hp), model->max_batch_tokens);
+    firni_widths widths = firni_step_widths(hp);
+    if (model->arch->widths != NULL) {
+        model->arch->widths(hp, &widths);
+    }
+    const size_t matmul_bytes = firni_matmul_scratch_bytes(widths.inputs_max, model->max_batch_tokens);
+    const size_t extra_bytes =
+        model->arch->extra_bytes != NULL ? model->arch->extra_bytes(hp, model->max_batch_tokens) : 0;
     size_t total = 0;
-    size_t x, h, wide, cos_sin, matmul, positions, wanted, needed;
+    size_t x, h, wide, cos_sin[FIRNI_ROPES_MAX], matmul, extra, positions, wanted, needed;
     const bool fits = lay_out(&total, n * hp->n_embd, sizeof(float), &x) &&
-                      lay_out(&total, n * firni_step_h_width(hp), sizeof(float), &h) &&
-                      lay_out(&total, n * firni_step_wide_width(hp), sizeof(float), &wide) &&
-                      lay_out(&total, n * hp->rope.n_dims, sizeof(float), &cos_sin) &&
+                      lay_out(&total, n * widths.h, sizeof(float), &h) &&
+                      lay_out(&total, n * widths.wide, sizeof(float), &wide) &&
+                      lay_out(&total, n * hp->ropes[0].n_dims, sizeof(float), &cos_sin[0]) &&
+                      lay_out(&total, n * hp->ropes[1].n_dims, sizeof(float), &cos_sin[1]) &&
                       lay_out(&total, matmul_bytes, 1, &matmul) &&
+                      lay_out(&total, extra_bytes, 1, &extra) &&
                       lay_out(&total, n, sizeof(uint32_t), &positions) &&
                       lay_out(&total, n, sizeof(uint32_t), &wanted) &&
                       lay_out(&total, model->max_rows, sizeof(uint32_t), &needed);
@@ -55,8 +65,9 @@ firn_status firni_scratch_init(firn_model *model, firn_error *err)
         .x = (void *)(memory + x),
         .h = (void *)(memory + h),
         .wide = (void *)(memory + wide),
-        .cos_sin = (void *)(memory + cos_sin),
+        .cos_sin = { (void *)(memory + cos_sin[0]), (void *)(memory + cos_sin[1]) },
         .matmul = memory + matmul,
+        .extra = memory + extra,
         .positions = (void *)(memory + positions),
         .wanted = (void *)(memory + wanted),
         .needed = (void *)(memory + needed),
@@ -70,14 +81,11 @@ firn_status firni_scratch_init(firn_model *model, firn_error *err)
  * the state would be of no prefix at all. */
 static firn_status check_caches(const firn_model *model, const firn_forward_input *input, firn_error *err)
 {
-    for (uint32_t i = 0; i < model->hparams.n_layers; i++) {
+    for (uint32_t i = 0; i < model->hparams.n_caches; i++) {
         const firn_cache *cache = input->caches[i];
-        const firn_cache_options *want = &model->cache_options[i];
-        const firn_cache_options *have = firn_cache_get_options(cache);
-        const uint32_t value_dim = have->value_dim == 0 ? have->head_dim : have->value_dim;
-        if (have->n_kv_heads != want->n_kv_heads || have->head_dim != want->head_dim || value_dim != want->value_dim) {
-            return firni_fail(err, FIRN_ERR_INVALID, "the cache of layer %lu is of another geometry: %s",
-                              (unsigned long)i, firn_cache_describe(cache));
+        if (strcmp(firn_cache_describe(cache), model->cache_describes[i]) != 0) {
+            return firni_fail(err, FIRN_ERR_INVALID, "the cache of layer %lu is \"%s\"; the model needs \"%s\"",
+                              (unsigned long)i, firn_cache_describe(cache), model->cache_describes[i]);
         }
         if (firn_cache_batch_size(cache) != input->n_rows) {
             return firni_fail(err, FIRN_ERR_INVALID, "the cache of layer %lu has %lu rows, the batch %lu",
@@ -156,20 +164,23 @@ static uint32_t plan(const firn_model *model, const firn_forward_input *input, u
 
 /* ---- 4. and 5. ---- */
 
-typedef struct embed_ctx {
-    const firn_model *model;
-    const firn_token *tokens;
-} embed_ctx;
-
 /* Everything that depends on a token alone: its embedding row and the rotation of its position. */
 static void embed_token(const firni_step *step, const void *ctx, uint32_t token)
 {
-    const embed_ctx *e = ctx;
-    const firni_scratch *s = &e->model->scratch;
-    const firni_row_table *table = &e->model->embedding;
-    firni_weight_row_to_f32(table->type, table->rows + (size_t)e->tokens[token] * table->row_bytes, table->n_cols,
-                            step->x + (size_t)token * table->n_cols);
-    firni_rope_angles(&e->model->rope, s->positions[token], s->cos_sin + (size_t)token * e->model->rope.n_dims);
+    const firn_model *model = ctx;
+    const firni_scratch *s = &model->scratch;
+    const firni_row_table *table = &model->embedding;
+    float *x = step->x + (size_t)token * table->n_cols;
+    firni_weight_row_to_f32(table->type, table->rows + (size_t)step->tokens[token] * table->row_bytes, table->n_cols, x);
+    if (step->hparams->embedding_scale != 1.0F) {
+        for (uint32_t i = 0; i < table->n_cols; i++) {
+            x[i] *= step->hparams->embedding_scale;
+        }
+    }
+    for (uint32_t i = 0; i < step->hparams->n_ropes; i++) {
+        const firni_rope *rope = &model->ropes[i];
+        firni_rope_angles(rope, s->positions[token], s->cos_sin[i] + (size_t)token * rope->n_dims);
+    }
 }
 
 typedef struct final_norm_ctx {
@@ -191,11 +202,15 @@ typedef struct finish_ctx {
     float *logits;
 } finish_ctx;
 
-/* Does nothing for most models: output matrices rarely have a bias. */
+/* Does nothing for most models: output matrices rarely have a bias, and few models cap their logits. */
 static void finish_logits_token(const firni_step *step, const void *ctx, uint32_t token)
 {
     const finish_ctx *f = ctx;
-    firni_projection_finish(step->kernels, f->projection, f->logits + (size_t)token * f->projection->n_rows);
+    float *logits = f->logits + (size_t)token * f->projection->n_rows;
+    firni_projection_finish(step->kernels, f->projection, logits);
+    if (step->hparams->logit_softcap != 0.0F) {
+        step->kernels->softcap(logits, f->projection->n_rows, step->hparams->logit_softcap);
+    }
 }
 
 static void compute_logits(const firn_model *model, firni_step *step, uint32_t n_wanted, float *logits)
@@ -222,7 +237,7 @@ firn_status firn_model_forward(firn_model *model, const firn_forward_input *inpu
     assert(n_wanted == 0 || input->logits != NULL);
     /* Room in every layer before any layer advances. A later layer's refusal leaves spare room in the earlier ones,
      * which shows nowhere: no row's tokens have changed. */
-    for (uint32_t i = 0; i < hp->n_layers; i++) {
+    for (uint32_t i = 0; i < hp->n_caches; i++) {
         status = firn_cache_reserve(input->caches[i], input->counts, err);
         if (status != FIRN_OK) {
             return status;
@@ -237,19 +252,28 @@ firn_status firn_model_forward(firn_model *model, const firn_forward_input *inpu
         .counts = input->counts,
         .needed = s->needed,
         .n_needed = n_needed,
-        .cos_sin = s->cos_sin,
+        .tokens = input->tokens,
+        .cos_sin = { s->cos_sin[0], s->cos_sin[1] },
         .x = s->x,
         .h = s->h,
         .wide = s->wide,
         .matmul_scratch = s->matmul,
+        .extra = s->extra,
     };
-    const embed_ctx embed = { .model = model, .tokens = input->tokens };
-    firni_step_each_token(&step, embed_token, &embed);
+    firni_step_each_token(&step, embed_token, model);
     /* From here on nothing fails. */
+    if (model->arch->begin != NULL) {
+        model->arch->begin(&step, model->layers);
+    }
     for (uint32_t i = 0; i < hp->n_layers; i++) {
-        step.cache = input->caches[i];
-        step.is_last_layer = i + 1 == hp->n_layers;
+        step.layer = i;
+        step.cache = input->caches[hp->layers[i].cache];
+        step.is_last_to_store = i == model->last_storing_layer;
         model->arch->forward_layer(&step, model->layers, i);
+    }
+    /* Only now: later layers may have looked at what earlier ones stored. */
+    for (uint32_t i = 0; i < hp->n_caches; i++) {
+        firn_cache_settle(input->caches[i]);
     }
     assert(step.n_tokens == n_needed);
     if (n_wanted > 0) {

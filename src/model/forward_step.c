@@ -20,27 +20,20 @@ static uint32_t max_u32(uint32_t a, uint32_t b)
     return a > b ? a : b;
 }
 
-/* Queries, keys and values of one token side by side. */
-static uint32_t qkv_width(const firni_hparams *hp)
+/* Block inputs and attention outputs share h: the former are used up when the latter begin. Queries, keys and values,
+ * the attention block's output, and the gates of the feed-forward block share wide. */
+firni_widths firni_step_widths(const firni_hparams *hp)
 {
-    return hp->n_heads * hp->head_dim + hp->n_kv_heads * (hp->head_dim + hp->value_dim);
-}
-
-/* Block inputs and attention outputs share one buffer: the former are used up when the latter begin. */
-uint32_t firni_step_h_width(const firni_hparams *hp)
-{
-    return max_u32(hp->n_embd, hp->n_heads * hp->value_dim);
-}
-
-/* So do queries, keys and values, the attention block's output, and the gates of the feed-forward block. */
-uint32_t firni_step_wide_width(const firni_hparams *hp)
-{
-    return max_u32(hp->n_embd, max_u32(qkv_width(hp), 2 * hp->n_ff));
-}
-
-uint32_t firni_step_inputs_max(const firni_hparams *hp)
-{
-    return max_u32(hp->n_ff, firni_step_h_width(hp));
+    firni_widths w = { .h = hp->n_embd, .wide = hp->n_embd, .inputs_max = hp->n_embd };
+    for (uint32_t i = 0; i < hp->n_layers; i++) {
+        const firni_layer_shape *l = &hp->layers[i];
+        const uint32_t out = l->n_heads * l->value_dim;
+        const uint32_t qkv = l->n_heads * l->head_dim + l->n_kv_heads * (l->head_dim + l->value_dim);
+        w.h = max_u32(w.h, out);
+        w.wide = max_u32(w.wide, max_u32(qkv, 2 * l->n_ff));
+        w.inputs_max = max_u32(w.inputs_max, max_u32(out, l->n_ff));
+    }
+    return w;
 }
 
 typedef struct token_loop {
@@ -130,25 +123,44 @@ void firni_step_add_residual(firni_step *step, float *y, const firni_projection 
     firni_step_each_token(step, add_residual_token, &r);
 }
 
+void firni_step_carry(firni_step *step, float *rows, uint32_t stride)
+{
+    assert(step->n_carried < FIRNI_CARRIED_MAX);
+    step->carried[step->n_carried++] = (firni_carried){ .rows = rows, .stride = stride };
+}
+
+/* Only ever towards the front, so moving row by row overwrites nothing that is still to be moved. */
+static void move_rows(float *rows, size_t stride, uint32_t to, uint32_t from)
+{
+    memmove(rows + to * stride, rows + from * stride, stride * sizeof(float));
+}
+
 /*      row 0: a b c d   row 1: e f     needed: 1 and 2      becomes      d   e f
  *
  * Rows keep their order, so the wanted places that forward.c has planned are right afterwards. */
 void firni_step_narrow(firni_step *step, float *rows, uint32_t stride)
 {
-    const size_t n_embd = step->hparams->n_embd;
+    const firni_hparams *hp = step->hparams;
     uint32_t from = 0;
     uint32_t to = 0;
     for (uint32_t r = 0; r < step->n_rows; r++) {
         from += step->counts[r] - step->needed[r];
-        /* Only ever towards the front, so moving row by row overwrites nothing that is still to be moved. */
         for (uint32_t i = 0; i < step->needed[r]; i++, from++, to++) {
-            if (from != to) {
-                memmove(step->x + to * n_embd, step->x + from * n_embd, n_embd * sizeof(float));
-                memmove(rows + (size_t)to * stride, rows + (size_t)from * stride, stride * sizeof(float));
+            if (from == to) {
+                continue;
+            }
+            move_rows(step->x, hp->n_embd, to, from);
+            move_rows(rows, stride, to, from);
+            for (uint32_t k = 0; k < hp->n_ropes; k++) {
+                move_rows(step->cos_sin[k], hp->ropes[k].n_dims, to, from);
+            }
+            for (uint32_t k = 0; k < step->n_carried; k++) {
+                move_rows(step->carried[k].rows, step->carried[k].stride, to, from);
             }
         }
     }
     assert(from == step->n_tokens && to == step->n_needed);
     step->n_tokens = to;
     step->counts = step->needed;
+    step->tokens = NULL;
 }

@@ -1,5 +1,5 @@
 /*
- * Reads and checks the hyperparameters of llama, qwen2 and qwen3 style transformers.
+ * Reads and checks the hyperparameters that several architectures have in common.
  *
  * Owns the limits. Does not look at tensors except for the size of the vocabulary.
  * Source: GGUF specification (ggml project, docs/gguf.md), "Standardized key-value pairs", and the keys that current
@@ -13,73 +13,6 @@
 
 #include "base/base_impl.h"
 #include "kernel/kernel_impl.h"
-
-#define KEY_BYTES 96u
-
-/* Where keys are read from, and the first error; later reads are skipped after it, so that a list of keys reads like a
- * list. */
-typedef struct reader {
-    const firni_gguf *gguf;
-    const char *architecture;
-    firn_status status;
-    firn_error *err;
-} reader;
-
-/* "<architecture>.<suffix>"; an architecture's name has at most 31 bytes and suffixes are ours, so it always fits. */
-static void full_key(const reader *r, const char *suffix, char out[KEY_BYTES])
-{
-    const int n = snprintf(out, KEY_BYTES, "%s.%s", r->architecture, suffix);
-    assert(n > 0 && n < (int)KEY_BYTES);
-    (void)n;
-}
-
-/* An integer within [min, max]. `fallback` stands in for a missing key; NULL: the key is required. */
-static uint32_t read_u32(reader *r, const char *suffix, uint32_t min, uint32_t max, const uint32_t *fallback)
-{
-    char key[KEY_BYTES];
-    uint32_t value = 0;
-    bool found = false;
-    if (r->status != FIRN_OK) {
-        return min;
-    }
-    full_key(r, suffix, key);
-    r->status = firni_gguf_get_u32(r->gguf, key, &value, &found, r->err);
-    if (r->status != FIRN_OK) {
-        return min;
-    }
-    if (!found && fallback != NULL) {
-        value = *fallback;
-    } else if (!found) {
-        r->status = firni_fail(r->err, FIRN_ERR_FORMAT, "%s: key '%s' is missing", firni_gguf_path(r->gguf), key);
-        return min;
-    }
-    if (value < min || value > max) {
-        r->status = firni_fail(r->err, FIRN_ERR_FORMAT, "%s: key '%s' is %lu, outside %lu to %lu",
-                               firni_gguf_path(r->gguf), key, (unsigned long)value, (unsigned long)min,
-                               (unsigned long)max);
-        return min;
-    }
-    return value;
-}
-
-/* A number within [min, max]; `fallback`, which need not lie inside, when the key is missing. The comparison is written
- * so that a NaN fails it. */
-static float read_f32(reader *r, const char *suffix, float min, float max, float fallback)
-{
-    char key[KEY_BYTES];
-    float value = fallback;
-    bool found = false;
-    if (r->status != FIRN_OK) {
-        return fallback;
-    }
-    full_key(r, suffix, key);
-    r->status = firni_gguf_get_f32(r->gguf, key, &value, &found, r->err);
-    if (r->status == FIRN_OK && found && !(value >= min && value <= max)) {
-        r->status = firni_fail(r->err, FIRN_ERR_FORMAT, "%s: key '%s' is %g, outside %g to %g",
-                               firni_gguf_path(r->gguf), key, (double)value, (double)min, (double)max);
-    }
-    return value;
-}
 
 /* The name goes into messages and key names, so it is copied out of the file as a C string, and refused when it is not
  * one. */
@@ -102,7 +35,7 @@ firn_status firni_hparams_architecture(const firni_gguf *gguf, char out[32], fir
 }
 
 /* Which scaling the file names. Absent, a factor alone means linear scaling. */
-static firni_rope_scaling read_scaling_kind(reader *r)
+static firni_rope_scaling read_scaling_kind(firni_keys *keys)
 {
     static const struct {
         const char *name;
@@ -113,12 +46,12 @@ static firni_rope_scaling read_scaling_kind(reader *r)
         { "llama3", FIRNI_ROPE_SCALING_LLAMA3 },
         { "yarn", FIRNI_ROPE_SCALING_YARN },
     };
-    char key[KEY_BYTES];
+    char key[FIRNI_KEY_BYTES];
     firni_gguf_string name = { .data = "", .len_bytes = 0 };
     bool found = false;
-    full_key(r, "rope.scaling.type", key);
-    r->status = firni_gguf_get_string(r->gguf, key, &name, &found, r->err);
-    if (r->status != FIRN_OK || !found) {
+    firni_key_name(keys, "rope.scaling.type", key);
+    keys->status = firni_gguf_get_string(keys->gguf, key, &name, &found, keys->err);
+    if (keys->status != FIRN_OK || !found) {
         return FIRNI_ROPE_SCALING_LINEAR;
     }
     for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
@@ -127,64 +60,65 @@ static firni_rope_scaling read_scaling_kind(reader *r)
         }
     }
     const int shown = name.len_bytes < 32 ? (int)name.len_bytes : 32;
-    r->status = firni_fail(r->err, FIRN_ERR_UNSUPPORTED,
-                           "%s: key '%s' is '%.*s'; this build knows none, linear, llama3 and yarn",
-                           firni_gguf_path(r->gguf), key, shown, name.data);
+    keys->status = firni_fail(keys->err, FIRN_ERR_UNSUPPORTED,
+                              "%s: key '%s' is '%.*s'; this build knows none, linear, llama3 and yarn",
+                              firni_gguf_path(keys->gguf), key, shown, name.data);
     return FIRNI_ROPE_SCALING_NONE;
 }
 
 /* Llama 3's smoothing as keys. Published files usually carry it as a tensor of divisors instead (model.c). */
-static void read_llama3(reader *r, firni_rope_params *rope, const uint32_t *n_ctx_train)
+static void read_llama3(firni_keys *keys, firni_rope_params *rope, const uint32_t *n_ctx_train)
 {
-    rope->original_context = read_u32(r, "rope.scaling.original_context_length", 1, 1u << 30, n_ctx_train);
-    rope->low_freq_factor = read_f32(r, "rope.scaling.low_freq_factor", 1e-3F, 1e6F, 1.0F);
-    rope->high_freq_factor = read_f32(r, "rope.scaling.high_freq_factor", 1e-3F, 1e6F, 4.0F);
-    if (r->status == FIRN_OK && rope->high_freq_factor <= rope->low_freq_factor) {
-        r->status = firni_fail(r->err, FIRN_ERR_FORMAT,
-                               "%s: key '%s.rope.scaling.high_freq_factor' is not above low_freq_factor",
-                               firni_gguf_path(r->gguf), r->architecture);
+    rope->original_context = firni_key_u32(keys, "rope.scaling.original_context_length", 1, 1u << 30, n_ctx_train);
+    rope->low_freq_factor = firni_key_f32(keys, "rope.scaling.low_freq_factor", 1e-3F, 1e6F, 1.0F);
+    rope->high_freq_factor = firni_key_f32(keys, "rope.scaling.high_freq_factor", 1e-3F, 1e6F, 4.0F);
+    if (keys->status == FIRN_OK && rope->high_freq_factor <= rope->low_freq_factor) {
+        keys->status = firni_fail(keys->err, FIRN_ERR_FORMAT,
+                                  "%s: key '%s.rope.scaling.high_freq_factor' is not above low_freq_factor",
+                                  firni_gguf_path(keys->gguf), keys->architecture);
     }
 }
 
-static void read_yarn(reader *r, firni_rope_params *rope, const uint32_t *n_ctx_train)
+static void read_yarn(firni_keys *keys, firni_rope_params *rope, const uint32_t *n_ctx_train)
 {
-    rope->original_context = read_u32(r, "rope.scaling.original_context_length", 1, 1u << 30, n_ctx_train);
+    rope->original_context = firni_key_u32(keys, "rope.scaling.original_context_length", 1, 1u << 30, n_ctx_train);
     /* A negative ext factor means "as usual". Two spellings of the attention factor are in use. */
-    rope->ext_factor = read_f32(r, "rope.scaling.yarn_ext_factor", -1.0F, 1.0F, 1.0F);
+    rope->ext_factor = firni_key_f32(keys, "rope.scaling.yarn_ext_factor", -1.0F, 1.0F, 1.0F);
     if (rope->ext_factor < 0.0F) {
         rope->ext_factor = 1.0F;
     }
-    rope->attn_factor = read_f32(r, "rope.scaling.attn_factor", 1e-3F, 1e3F, 1.0F);
-    rope->attn_factor = read_f32(r, "rope.scaling.yarn_attn_factor", 1e-3F, 1e3F, rope->attn_factor);
-    rope->beta_fast = read_f32(r, "rope.scaling.yarn_beta_fast", 1e-3F, 1e6F, 32.0F);
-    rope->beta_slow = read_f32(r, "rope.scaling.yarn_beta_slow", 1e-3F, 1e6F, 1.0F);
+    rope->attn_factor = firni_key_f32(keys, "rope.scaling.attn_factor", 1e-3F, 1e3F, 1.0F);
+    rope->attn_factor = firni_key_f32(keys, "rope.scaling.yarn_attn_factor", 1e-3F, 1e3F, rope->attn_factor);
+    rope->beta_fast = firni_key_f32(keys, "rope.scaling.yarn_beta_fast", 1e-3F, 1e6F, 32.0F);
+    rope->beta_slow = firni_key_f32(keys, "rope.scaling.yarn_beta_slow", 1e-3F, 1e6F, 1.0F);
 }
 
 /* Parameters that the file's scaling does not use stay zero: they shape nothing and are not part of the identity. */
-static void read_rope(reader *r, firni_hparams *hp)
+void firni_read_rope(firni_keys *keys, firni_hparams *hp, uint32_t n_dims_default)
 {
-    firni_rope_params *rope = &hp->rope;
-    rope->n_dims = read_u32(r, "rope.dimension_count", 2, hp->head_dim, &hp->head_dim);
-    rope->base = read_f32(r, "rope.freq_base", 1.0001F, 1e12F, 10000.0F);
-    if (r->status != FIRN_OK) {
+    firni_rope_params *rope = &hp->ropes[0];
+    hp->n_ropes = 1;
+    rope->n_dims = firni_key_u32(keys, "rope.dimension_count", 2, n_dims_default, &n_dims_default);
+    rope->base = firni_key_f32(keys, "rope.freq_base", 1.0001F, 1e12F, 10000.0F);
+    if (keys->status != FIRN_OK) {
         return;
     }
     if (rope->n_dims % 2 != 0) {
-        r->status = firni_fail(r->err, FIRN_ERR_FORMAT, "%s: key '%s.rope.dimension_count' is %lu, an odd number",
-                               firni_gguf_path(r->gguf), r->architecture, (unsigned long)rope->n_dims);
+        keys->status = firni_fail(keys->err, FIRN_ERR_FORMAT, "%s: key '%s.rope.dimension_count' is %lu, an odd number",
+                                  firni_gguf_path(keys->gguf), keys->architecture, (unsigned long)rope->n_dims);
         return;
     }
-    rope->scaling = read_scaling_kind(r);
+    rope->scaling = read_scaling_kind(keys);
     /* Older files say scale_linear. Some write 0 for "no scaling"; both are still in circulation. */
-    const float legacy = read_f32(r, "rope.scale_linear", 0.0F, 1e6F, 1.0F);
-    rope->factor = read_f32(r, "rope.scaling.factor", 0.0F, 1e6F, legacy);
+    const float legacy = firni_key_f32(keys, "rope.scale_linear", 0.0F, 1e6F, 1.0F);
+    rope->factor = firni_key_f32(keys, "rope.scaling.factor", 0.0F, 1e6F, legacy);
     if (rope->factor == 0.0F) {
         rope->factor = 1.0F;
     }
     if (rope->scaling == FIRNI_ROPE_SCALING_LLAMA3) {
-        read_llama3(r, rope, &hp->n_ctx_train);
+        read_llama3(keys, rope, &hp->n_ctx_train);
     } else if (rope->scaling == FIRNI_ROPE_SCALING_YARN) {
-        read_yarn(r, rope, &hp->n_ctx_train);
+        read_yarn(keys, rope, &hp->n_ctx_train);
     }
     /* One spelling for one meaning, so that equal models have equal identities. */
     if (rope->scaling == FIRNI_ROPE_SCALING_LINEAR && rope->factor == 1.0F) {
@@ -192,47 +126,84 @@ static void read_rope(reader *r, firni_hparams *hp)
     }
 }
 
-/* Everything of a plain transformer with one shape for all layers. */
-static void read_shape(reader *r, firni_hparams *hp)
+void firni_read_common(firni_keys *keys, firni_hparams *hp)
 {
-    const uint32_t none = 0;
-    hp->n_layers = read_u32(r, "block_count", 1, FIRNI_LAYERS_MAX, NULL);
-    hp->n_embd = read_u32(r, "embedding_length", 1, FIRNI_WIDTH_MAX, NULL);
-    hp->n_ff = read_u32(r, "feed_forward_length", 1, FIRNI_FF_MAX, NULL);
-    hp->n_heads = read_u32(r, "attention.head_count", 1, FIRNI_HEADS_MAX, NULL);
-    hp->n_kv_heads = read_u32(r, "attention.head_count_kv", 1, FIRNI_HEADS_MAX, &hp->n_heads);
-    hp->n_ctx_train = read_u32(r, "context_length", 1, 1u << 30, NULL);
-    /* Qwen3 and others choose the size of a head apart from the width; the keys say so, and win. */
-    const uint32_t head_dim = hp->n_embd / hp->n_heads;
-    hp->head_dim = read_u32(r, "attention.key_length", 1, FIRNI_HEAD_DIM_MAX, &head_dim);
-    hp->value_dim = read_u32(r, "attention.value_length", 1, FIRNI_HEAD_DIM_MAX, &head_dim);
-    hp->rms_eps = read_f32(r, "attention.layer_norm_rms_epsilon", 1e-12F, 1.0F, 1e-5F);
-    /* Mixtral calls itself llama. Without this check its files would fail on a missing tensor, which explains less. */
-    const uint32_t n_experts = read_u32(r, "expert_count", 0, UINT32_MAX, &none);
-    if (r->status != FIRN_OK) {
-        return;
-    }
-    if (hp->n_heads % hp->n_kv_heads != 0) {
-        r->status = firni_fail(r->err, FIRN_ERR_FORMAT, "%s: %lu query heads are not a multiple of %lu KV heads",
-                               firni_gguf_path(r->gguf), (unsigned long)hp->n_heads, (unsigned long)hp->n_kv_heads);
-    } else if (n_experts != 0) {
-        r->status = firni_fail(r->err, FIRN_ERR_UNSUPPORTED, "%s: key '%s.expert_count' is %lu: mixtures of experts of "
-                               "this architecture are not supported", firni_gguf_path(r->gguf), r->architecture,
-                               (unsigned long)n_experts);
+    hp->n_layers = firni_key_u32(keys, "block_count", 1, FIRNI_LAYERS_MAX, NULL);
+    hp->n_embd = firni_key_u32(keys, "embedding_length", 1, FIRNI_WIDTH_MAX, NULL);
+    hp->n_ctx_train = firni_key_u32(keys, "context_length", 1, 1u << 30, NULL);
+    hp->rms_eps = firni_key_f32(keys, "attention.layer_norm_rms_epsilon", 1e-12F, 1.0F, 1e-5F);
+    hp->embedding_scale = 1.0F;
+    hp->n_caches = hp->n_layers;
+    for (uint32_t i = 0; i < hp->n_layers; i++) {
+        hp->layers[i] = (firni_layer_shape){ .cache = i };
     }
 }
 
-firn_status firni_hparams_read(const firni_gguf *gguf, const char *architecture, firni_hparams *out, firn_error *err)
+void firni_read_attention(firni_keys *keys, firni_hparams *hp)
 {
-    reader r = { .gguf = gguf, .architecture = architecture, .status = FIRN_OK, .err = err };
-    *out = (firni_hparams){ .n_layers = 0 };
-    (void)snprintf(out->architecture, sizeof out->architecture, "%s", architecture);
-    read_shape(&r, out);
-    if (r.status == FIRN_OK) {
-        read_rope(&r, out);
+    hp->n_heads = firni_key_u32(keys, "attention.head_count", 1, FIRNI_HEADS_MAX, NULL);
+    hp->n_kv_heads = firni_key_u32(keys, "attention.head_count_kv", 1, FIRNI_HEADS_MAX, &hp->n_heads);
+    /* Qwen3 and others choose the size of a head apart from the width; the keys say so, and win. */
+    const uint32_t head_dim = hp->n_heads > 0 ? hp->n_embd / hp->n_heads : 0;
+    hp->head_dim = firni_key_u32(keys, "attention.key_length", 1, FIRNI_HEAD_DIM_MAX, &head_dim);
+    hp->value_dim = firni_key_u32(keys, "attention.value_length", 1, FIRNI_HEAD_DIM_MAX, &head_dim);
+    if (keys->status != FIRN_OK) {
+        return;
     }
-    if (r.status != FIRN_OK) {
-        return r.status;
+    if (hp->n_heads % hp->n_kv_heads != 0) {
+        keys->status = firni_fail(keys->err, FIRN_ERR_FORMAT, "%s: %lu query heads are not a multiple of %lu KV heads",
+                                  firni_gguf_path(keys->gguf), (unsigned long)hp->n_heads,
+                                  (unsigned long)hp->n_kv_heads);
+        return;
+    }
+    for (uint32_t i = 0; i < hp->n_layers; i++) {
+        firni_layer_shape *layer = &hp->layers[i];
+        layer->n_heads = hp->n_heads;
+        layer->n_kv_heads = hp->n_kv_heads;
+        layer->head_dim = hp->head_dim;
+        layer->value_dim = hp->value_dim;
+    }
+}
+
+void firni_read_ffn(firni_keys *keys, firni_hparams *hp)
+{
+    hp->n_ff = firni_key_u32(keys, "feed_forward_length", 1, FIRNI_FF_MAX, NULL);
+    for (uint32_t i = 0; i < hp->n_layers; i++) {
+        hp->layers[i].n_ff = hp->n_ff;
+    }
+}
+
+/* Mixtral calls itself llama. Without this check its files would fail on a missing tensor, which explains less. */
+void firni_read_no_experts(firni_keys *keys)
+{
+    const uint32_t none = 0;
+    const uint32_t n_experts = firni_key_u32(keys, "expert_count", 0, UINT32_MAX, &none);
+    if (keys->status == FIRN_OK && n_experts != 0) {
+        keys->status = firni_fail(keys->err, FIRN_ERR_UNSUPPORTED, "%s: key '%s.expert_count' is %lu: mixtures of "
+                                  "experts of this architecture are not supported", firni_gguf_path(keys->gguf),
+                                  keys->architecture, (unsigned long)n_experts);
+    }
+}
+
+uint32_t firni_hparams_storing_layer(const firni_hparams *hp, uint32_t cache)
+{
+    uint32_t layer = 0;
+    while (hp->layers[layer].cache != cache) {
+        layer++;
+        assert(layer < hp->n_layers);
+    }
+    return layer;
+}
+
+firn_status firni_hparams_read(const firni_gguf *gguf, const char *architecture, firni_hparams_reader read,
+                               firni_hparams *out, firn_error *err)
+{
+    firni_keys keys = { .gguf = gguf, .architecture = architecture, .status = FIRN_OK, .err = err };
+    memset(out, 0, sizeof *out);
+    (void)snprintf(out->architecture, sizeof out->architecture, "%s", architecture);
+    read(&keys, out);
+    if (keys.status != FIRN_OK) {
+        return keys.status;
     }
     const firni_gguf_tensor *embedding = firni_gguf_find_tensor(gguf, "token_embd.weight");
     if (embedding == NULL) {

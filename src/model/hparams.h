@@ -1,11 +1,14 @@
 /*
- * Hyperparameters: the keys of a GGUF file that give a transformer its shape, read once and checked against limits, so
- * that later products of them cannot overflow and loops over them end.
+ * Hyperparameters: the keys of a GGUF file that give a model its shape, read once and checked against limits, so that
+ * later products of them cannot overflow and loops over them end.
+ *
+ * Every architecture reads its own keys, with the readers here for what several have in common, and says for each layer
+ * what it is made of.
  */
 #ifndef FIRNI_HPARAMS_H
 #define FIRNI_HPARAMS_H
 
-#include "model/gguf.h"
+#include "model/keys.h"
 #include "model/rope.h"
 
 #define FIRNI_LAYERS_MAX 1024u
@@ -14,26 +17,63 @@
 #define FIRNI_HEADS_MAX 1024u
 #define FIRNI_VOCAB_MAX (1u << 24)
 
-typedef struct firni_hparams {
-    char architecture[32];
-    uint32_t n_vocab;
-    uint32_t n_layers;
-    uint32_t n_embd;
-    uint32_t n_ff;
+#define FIRNI_ROPES_MAX 2u
+
+/* One layer. Members that a kind of layer does not use are 0. */
+typedef struct firni_layer_shape {
     uint32_t n_heads;
     uint32_t n_kv_heads;    /* divides n_heads */
     uint32_t head_dim;      /* of queries and keys; may differ from n_embd / n_heads */
     uint32_t value_dim;
+    uint32_t n_ff;
+    uint32_t window;        /* tokens that a query sees, itself included; 0: all */
+    uint32_t rope;          /* which of the ropes */
+    uint32_t cache;         /* which of the caches; layers with the same one share its state, and the first of them
+                               stores it */
+    bool is_recurrent;      /* fixed-size state instead of keys and values */
+} firni_layer_shape;
+
+typedef struct firni_hparams {
+    char architecture[32];
+    uint32_t n_vocab;
+    uint32_t n_layers;
+    uint32_t n_caches;      /* layers that store state: at most n_layers */
+    uint32_t n_embd;
+    /* As the plain keys say, for architectures that have them; what counts is what `layers` says. */
+    uint32_t n_ff, n_heads, n_kv_heads, head_dim, value_dim;
     uint32_t n_ctx_train;
     float rms_eps;
-    firni_rope_params rope;
+    float embedding_scale;  /* multiplies embeddings */
+    float logit_softcap;    /* 0: none; else logits become softcap * tanh(logit / softcap) */
+    firni_rope_params ropes[FIRNI_ROPES_MAX];
+    uint32_t n_ropes;
+    firni_layer_shape layers[FIRNI_LAYERS_MAX];
 } firni_hparams;
 
 /* general.architecture as a C string. Errors: FORMAT (missing, not a string, longer than fits). */
 firn_status firni_hparams_architecture(const firni_gguf *gguf, char out[32], firn_error *err);
-/* Reads the keys "<architecture>.*". n_vocab is the number of rows of token_embd.weight. rope.interleaved is left to
- * the architecture. Errors: FORMAT (a key is missing, of another type or contradictory: named), UNSUPPORTED (a kind of
- * rope scaling or layer that this build does not know). */
-firn_status firni_hparams_read(const firni_gguf *gguf, const char *architecture, firni_hparams *out, firn_error *err);
+/* What an architecture's `read` is made of, in this order. All keep their errors in `keys`: FORMAT (a key is missing, of
+ * another type or contradictory: named), UNSUPPORTED (a kind of rope scaling or layer that this build does not know). */
+
+/* Layers, width, context, epsilon. */
+void firni_read_common(firni_keys *keys, firni_hparams *hp);
+/* Heads and their sizes; every layer gets them, a cache of its own and rope 0. */
+void firni_read_attention(firni_keys *keys, firni_hparams *hp);
+/* A feed-forward block of one size in every layer. */
+void firni_read_ffn(firni_keys *keys, firni_hparams *hp);
+/* The parameters of ropes[0], over n_dims_default dimensions unless the file says otherwise. */
+void firni_read_rope(firni_keys *keys, firni_hparams *hp, uint32_t n_dims_default);
+/* Refuses files with experts, for architectures that have none. */
+void firni_read_no_experts(firni_keys *keys);
+
+/* The layer that stores what is in a cache: the first that has it. */
+uint32_t firni_hparams_storing_layer(const firni_hparams *hp, uint32_t cache);
+
+typedef void (*firni_hparams_reader)(firni_keys *keys, firni_hparams *hp);
+
+/* Reads the keys "<architecture>.*" through `read`. n_vocab is the number of rows of token_embd.weight. `interleaved` of
+ * the ropes is left to the caller. Errors: as above. */
+firn_status firni_hparams_read(const firni_gguf *gguf, const char *architecture, firni_hparams_reader read,
+                               firni_hparams *out, firn_error *err);
 
 #endif

@@ -50,8 +50,15 @@ static firn_status read_architecture(firn_model *model, firn_error *err)
         return firni_fail(err, FIRN_ERR_UNSUPPORTED, "%s: architecture '%s' is not supported; this build runs %s",
                           firni_gguf_path(model->gguf), name, known);
     }
-    status = firni_hparams_read(model->gguf, name, &model->hparams, err);
-    model->hparams.rope.interleaved = model->arch->rope_interleaved;
+    status = firni_hparams_read(model->gguf, name, model->arch->read, &model->hparams, err);
+    for (uint32_t i = 0; i < FIRNI_ROPES_MAX; i++) {
+        model->hparams.ropes[i].interleaved = model->arch->rope_interleaved;
+    }
+    for (uint32_t i = 0; i < model->hparams.n_layers; i++) {
+        if (i == firni_hparams_storing_layer(&model->hparams, model->hparams.layers[i].cache)) {
+            model->last_storing_layer = i;
+        }
+    }
     return status;
 }
 
@@ -73,12 +80,12 @@ static firn_status build_tokenizer(firn_model *model, firn_error *err)
     return status;
 }
 
-/* Llama 3 files carry their frequency scaling as divisors in a tensor. Zero or NaN among them would turn positions into
+/* Llama 3 files carry their frequency scaling, of the first rotation, as divisors in a tensor. Zero or NaN among them would turn positions into
  * infinities that reach every logit. */
 static firn_status build_rope(firn_model *model, firni_loader *loader, firn_error *err)
 {
     static const char name[] = "rope_freqs.weight";
-    const firni_rope_params *params = &model->hparams.rope;
+    const firni_rope_params *params = &model->hparams.ropes[0];
     const float *factors = NULL;
     if (firni_loader_has(loader, name)) {
         const firn_status status = firni_load_vector(loader, name, params->n_dims / 2, &factors, err);
@@ -93,7 +100,11 @@ static firn_status build_rope(firn_model *model, firni_loader *loader, firn_erro
             }
         }
     }
-    return firni_rope_init(&model->rope, params, factors, model->env, err);
+    firn_status status = FIRN_OK;
+    for (uint32_t i = 0; i < model->hparams.n_ropes && status == FIRN_OK; i++) {
+        status = firni_rope_init(&model->ropes[i], &params[i], i == 0 ? factors : NULL, model->env, err);
+    }
+    return status;
 }
 
 /* Tensors outside the layers. Without an output matrix the embedding serves as one. */
@@ -252,9 +263,12 @@ void firn_model_close(firn_model *model)
     }
     firn_identity_destroy(model->identity);
     firni_free(model->env, model->cache_options);
+    firni_free(model->env, model->cache_describes);
     firni_free(model->env, model->scratch.memory);
     firni_weights_deinit(&model->weights);
-    firni_rope_deinit(&model->rope);
+    for (uint32_t i = 0; i < FIRNI_ROPES_MAX; i++) {
+        firni_rope_deinit(&model->ropes[i]);
+    }
     firni_tokenizer_destroy(model->tokenizer);
     firni_free(model->env, model->name);
     firni_gguf_close(model->gguf);

@@ -13,12 +13,15 @@ typedef struct firni_scratch {
     float *x;
     float *h;
     float *wide;
-    float *cos_sin;
+    float *cos_sin[FIRNI_ROPES_MAX];
+    void *extra;
     void *matmul;
     uint32_t *positions; /* [max_batch_tokens] */
     uint32_t *wanted;    /* [max_batch_tokens] places of the wanted logits among the needed tokens */
     uint32_t *needed;    /* [max_rows] */
 } firni_scratch;
+
+#define FIRNI_DESCRIBE_BYTES 160u
 
 struct firn_model {
     const firn_env *env;
@@ -28,7 +31,7 @@ struct firn_model {
     firni_gguf *gguf;               /* open as long as the model: embedding rows are read from it */
     firn_tokenizer *tokenizer;
     firni_hparams hparams;
-    firni_rope rope;
+    firni_rope ropes[FIRNI_ROPES_MAX];
     firni_weights weights;
     const void *layers;
     firni_row_table embedding;
@@ -39,7 +42,9 @@ struct firn_model {
     uint32_t max_rows;
     char *name;
     firn_model_info info;
-    firn_cache_options *cache_options; /* [n_layers] */
+    firn_cache_options *cache_options; /* [n_caches] */
+    char (*cache_describes)[FIRNI_DESCRIBE_BYTES]; /* [n_caches] what firn_cache_describe() says of one that fits */
+    uint32_t last_storing_layer;
     firn_identity *identity;
     firn_schema schema;
 };
@@ -47,7 +52,7 @@ struct firn_model {
 /* Version of the arithmetic (docs/ARITHMETIC.md): changes when the same weights and tokens would give other bits. */
 #define FIRNI_ARITHMETIC_VERSION "firn-arith-1"
 
-/* Builds model->cache_options, ->identity and ->schema; everything else is in place. Errors: NO_MEMORY. */
+/* Builds model->cache_options, ->cache_describes, ->identity and ->schema; everything else is in place. Errors: NO_MEMORY. */
 firn_status firni_model_build_schema(firn_model *model, firn_dtype kv_dtype, firn_error *err);
 firn_status firni_scratch_init(firn_model *model, firn_error *err);
 

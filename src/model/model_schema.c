@@ -36,6 +36,7 @@ static firn_status add_layer(firn_model *model, uint32_t layer, firn_pool *pool,
     firn_status status = firn_cache_create(&model->cache_options[layer], pool, model->env, &cache, err);
     if (status == FIRN_OK) {
         (void)snprintf(name, sizeof name, "layer.%lu", (unsigned long)layer);
+        (void)snprintf(model->cache_describes[layer], FIRNI_DESCRIBE_BYTES, "%s", firn_cache_describe(cache));
         status = firn_identity_add(model->identity, name, firn_cache_describe(cache), err);
     }
     firn_cache_destroy(cache);
@@ -48,7 +49,7 @@ static firn_status add_layers(firn_model *model, firn_error *err)
     const firn_pool_options pool_options = { .budget_bytes = FIRN_BLOCK_ALIGN };
     firn_pool *pool = NULL;
     firn_status status = firn_pool_create(&pool_options, model->env, &pool, err);
-    for (uint32_t i = 0; i < model->hparams.n_layers && status == FIRN_OK; i++) {
+    for (uint32_t i = 0; i < model->hparams.n_caches && status == FIRN_OK; i++) {
         status = add_layer(model, i, pool, err);
     }
     if (pool != NULL) {
@@ -62,11 +63,15 @@ static firn_status add_layers(firn_model *model, firn_error *err)
 static firn_status add_fields(firn_model *model, firn_dtype kv_dtype, firn_error *err)
 {
     uint8_t weights[FIRN_DIGEST_BYTES];
-    char rope[400];
+    char rope[FIRNI_ROPES_MAX][400];
+    static const char *const rope_names[FIRNI_ROPES_MAX] = { "rope", "rope.1" };
     char block[16];
     firn_identity *identity = model->identity;
     const firn_digest tokenizer = firn_tokenizer_digest(model->tokenizer);
-    firni_rope_describe(&model->hparams.rope, rope, sizeof rope);
+    const uint32_t n_ropes = model->hparams.n_ropes;
+    for (uint32_t i = 0; i < n_ropes; i++) {
+        firni_rope_describe(&model->hparams.ropes[i], rope[i], sizeof rope[i]);
+    }
     (void)snprintf(block, sizeof block, "%u", FIRN_BLOCK_TOKENS);
     firn_status status = firni_gguf_fingerprint(model->gguf, weights, err);
     if (status == FIRN_OK) {
@@ -78,8 +83,8 @@ static firn_status add_fields(firn_model *model, firn_dtype kv_dtype, firn_error
     if (status == FIRN_OK) {
         status = add_digest(identity, "tokenizer", tokenizer.bytes, err);
     }
-    if (status == FIRN_OK) {
-        status = firn_identity_add(identity, "rope", rope, err);
+    for (uint32_t i = 0; i < n_ropes && status == FIRN_OK; i++) {
+        status = firn_identity_add(identity, rope_names[i], rope[i], err);
     }
     if (status == FIRN_OK) {
         status = firn_identity_add(identity, "kv_dtype", firn_dtype_name(kv_dtype), err);
@@ -95,13 +100,15 @@ static firn_status add_fields(firn_model *model, firn_dtype kv_dtype, firn_error
 
 firn_status firni_model_build_schema(firn_model *model, firn_dtype kv_dtype, firn_error *err)
 {
-    const uint32_t n_layers = model->hparams.n_layers;
-    model->cache_options = firni_calloc(model->env, n_layers, sizeof *model->cache_options);
-    if (model->cache_options == NULL) {
-        return firni_fail(err, FIRN_ERR_NO_MEMORY, "no memory for the schema of %lu layers", (unsigned long)n_layers);
+    const uint32_t n_caches = model->hparams.n_caches;
+    model->cache_options = firni_calloc(model->env, n_caches, sizeof *model->cache_options);
+    model->cache_describes = firni_calloc(model->env, n_caches, sizeof *model->cache_describes);
+    if (model->cache_options == NULL || model->cache_describes == NULL) {
+        return firni_fail(err, FIRN_ERR_NO_MEMORY, "no memory for the schema of %lu layers", (unsigned long)n_caches);
     }
-    for (uint32_t i = 0; i < n_layers; i++) {
-        model->arch->cache_options(&model->hparams, i, &model->cache_options[i]);
+    for (uint32_t i = 0; i < n_caches; i++) {
+        const uint32_t layer = firni_hparams_storing_layer(&model->hparams, i);
+        model->arch->cache_options(&model->hparams, layer, &model->cache_options[i]);
         model->cache_options[i].dtype = kv_dtype;
         model->cache_options[i].kernel = model->kernels->name;
     }
@@ -114,7 +121,7 @@ firn_status firni_model_build_schema(firn_model *model, firn_dtype kv_dtype, fir
     }
     model->schema = (firn_schema){
         .layers = model->cache_options,
-        .n_layers = n_layers,
+        .n_layers = n_caches,
         .identity = firn_identity_digest(model->identity),
         .identity_text = firn_identity_text(model->identity),
     };

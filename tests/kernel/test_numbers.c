@@ -186,6 +186,24 @@ static void vector_functions_agree_with_double_precision(void **state)
             const double exact = x[i] / (1.0 + exp(-(double)x[i])) * y[i];
             assert_true(fabs(out[i] - exact) <= 5e-7 * fabs(exact) + 1e-30);
         }
+        scalar_gelu_mul(out, x, y, n);
+        for (uint32_t i = 0; i < n; i++) {
+            const double g = x[i];
+            const double gelu = 0.5 * g * (1.0 + tanh(sqrt(2.0 / acos(-1.0)) * (g + 0.044715 * g * g * g)));
+            /* 1 + tanh cancels for negative g: the error is of the size of g there. */
+            assert_true(fabs(out[i] - gelu * y[i]) <= 3e-7 * fabs(g * y[i]) + 1e-30);
+        }
+        scalar_sigmoid_mul(out, x, y, n);
+        for (uint32_t i = 0; i < n; i++) {
+            const double exact = y[i] / (1.0 + exp(-(double)x[i]));
+            assert_true(fabs(out[i] - exact) <= 5e-7 * fabs(exact) + 1e-30);
+        }
+        memcpy(out, x, n * sizeof *out);
+        scalar_softcap(out, n, 2.0f);
+        for (uint32_t i = 0; i < n; i++) {
+            const double exact = 2.0 * tanh(x[i] / 2.0);
+            assert_true(fabs(out[i] - exact) <= 5e-7 * fabs(exact) + 1e-30);
+        }
         const float max = scalar_max(x, n);
         double exact_sum = 0.0;
         for (uint32_t i = 0; i < n; i++) {

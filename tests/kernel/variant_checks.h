@@ -95,6 +95,17 @@ static inline void checks_vectors(variant_checks *checks)
         memcpy(b, x, n * sizeof(*b));
         checks->variant->silu_mul(b, b, y, n);
         checks_equal(checks, a, b, n * sizeof(*a), "silu_mul in place", n, round, 0);
+        checks->reference->gelu_mul(a, x, y, n);
+        checks->variant->gelu_mul(b, x, y, n);
+        checks_equal(checks, a, b, n * sizeof(*a), "gelu_mul", n, round, 0);
+        checks->reference->sigmoid_mul(a, x, y, n);
+        checks->variant->sigmoid_mul(b, x, y, n);
+        checks_equal(checks, a, b, n * sizeof(*a), "sigmoid_mul", n, round, 0);
+        memcpy(a, x, n * sizeof(*a));
+        memcpy(b, x, n * sizeof(*b));
+        checks->reference->softcap(a, n, 30.0f);
+        checks->variant->softcap(b, n, 30.0f);
+        checks_equal(checks, a, b, n * sizeof(*a), "softcap", n, round, 0);
         const float max = checks->reference->max(x, n);
         const float max_of_variant = checks->variant->max(x, n);
         checks_equal(checks, &max, &max_of_variant, sizeof(max), "max", n, round, 0);
