@@ -77,8 +77,7 @@ static int run_synth(const firni_command *self, int argc, char **argv)
     synth_flags f = { .arch = "llama", .type = "q8_0", .rope_scaling = "none", .n_params = 450000000, .seed = 1,
                       .rope_base = 10000.0F, .rope_factor = 1.0F };
     const firni_flag flags[] = {
-        { .name = "arch", .kind = FIRNI_FLAG_STRING, .target = &f.arch, .value_name = "NAME", .help = "architecture",
-          .choices = "llama|qwen2|qwen3" },
+        { .name = "arch", .kind = FIRNI_FLAG_STRING, .target = &f.arch, .value_name = "NAME", .help = "architecture" },
         { .name = "params", .kind = FIRNI_FLAG_COUNT, .target = &f.n_params, .value_name = "COUNT",
           .help = "about how many parameters; chooses the shape", .min = 1000, .max = 1e12 },
         { .name = "type", .kind = FIRNI_FLAG_STRING, .target = &f.type, .value_name = "TYPE",
@@ -122,6 +121,11 @@ static int run_synth(const firni_command *self, int argc, char **argv)
     }
     if (f.out == NULL) {
         return firni_cmd_usage(self, "-o FILE is required");
+    }
+    if (!firni_synth_knows(f.arch)) {
+        char known[200];
+        firni_synth_arch_list(known, sizeof known);
+        return firni_cmd_usage(self, "--arch is '%s'; there are %s", f.arch, known);
     }
     char label[] = "writing";
     firn_error err;

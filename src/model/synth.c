@@ -1,12 +1,9 @@
 /*
  * Writes synthetic models: keys, then one tensor after the other, each made row by row from a seeded generator.
  *
- * Owns the list of tensors of an architecture, which is declared and then walked again to write them, so the two can
- * not disagree. Numbers come from splitmix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators",
+ * Owns numbers, encoding and the walks; what a model consists of is its architecture's file. Numbers come from splitmix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators",
  * 2014), one stream per tensor; a weight is the sum of four uniform 16-bit numbers, near enough to normal.
  */
-#include "model/synth.h"
-
 #include <assert.h>
 #include <math.h>
 #include <stdio.h>
@@ -15,6 +12,7 @@
 #include "base/base_impl.h"
 #include "model/arch_impl.h"
 #include "model/ggml_type.h"
+#include "model/synth_impl.h"
 
 #define Q8_GROUP 32u
 #define ROWS_PER_WRITE 64u
@@ -24,27 +22,32 @@ typedef struct tensor_plan {
     char name[FIRNI_TENSOR_NAME_BYTES];
     firni_weight_type type;
     uint32_t n_cols;
-    uint32_t n_rows;
+    uint32_t n_rows;             /* of all experts together */
+    uint32_t n_experts;          /* 0: no dimension for them */
     bool is_vector;
     float mean;
     float deviation;
     const float *values;         /* not NULL: the one row itself, nothing is drawn */
 } tensor_plan;
 
-typedef struct synth {
+typedef enum walk_kind { WALK_COUNT, WALK_DECLARE, WALK_WRITE } walk_kind;
+
+struct firni_synth {
     const firni_synth_options *options;
+    const firni_synth_arch *arch;
     const firn_env *env;
     const firni_kernels *kernels;
     firni_gguf_writer *writer;
-    bool is_writing;             /* second walk */
-    uint64_t n_elements_total;
+    walk_kind walk;
+    uint64_t n_elements_total;   /* what WALK_COUNT has counted */
+    uint32_t n_cols_max;
     uint64_t n_elements_done;
     const float *rope_divisors;  /* NULL, or [head_dim / 2] */
     float *row;                  /* one row as f32 */
     uint8_t *encoded;            /* ROWS_PER_WRITE rows as they lie in the file */
     firn_status status;
     firn_error *err;
-} synth;
+};
 
 /* ---- numbers ---- */
 
@@ -66,7 +69,7 @@ static float draw(uint64_t *state)
 }
 
 /* Groups of 32: scale = largest magnitude / 127, as f16; elements to the nearest multiple. */
-static void encode_q8_0(const synth *s, uint32_t n_cols, uint8_t *out)
+static void encode_q8_0(const firni_synth *s, uint32_t n_cols, uint8_t *out)
 {
     for (uint32_t g = 0; g < n_cols / Q8_GROUP; g++) {
         const float *x = s->row + (size_t)g * Q8_GROUP;
@@ -87,7 +90,7 @@ static void encode_q8_0(const synth *s, uint32_t n_cols, uint8_t *out)
 }
 
 /* One row of f32 as it lies in the file. */
-static void encode_row(const synth *s, const tensor_plan *plan, uint8_t *out)
+static void encode_row(const firni_synth *s, const tensor_plan *plan, uint8_t *out)
 {
     switch (plan->type) {
     case FIRNI_WEIGHT_F16: s->kernels->f32_to_f16((void *)out, s->row, plan->n_cols); break;
@@ -110,7 +113,7 @@ static uint64_t stream_of(uint64_t seed, const char *name)
 }
 
 /* Some rows at a time: a tensor may be larger than memory. */
-static void write_tensor(synth *s, const tensor_plan *plan)
+static void write_tensor(firni_synth *s, const tensor_plan *plan)
 {
     const size_t row_bytes = firni_weight_row_bytes(plan->type, plan->n_cols);
     uint64_t state = stream_of(s->options->seed, plan->name);
@@ -136,154 +139,195 @@ static void write_tensor(synth *s, const tensor_plan *plan)
     }
 }
 
-/* Declares the tensor on the first walk, writes it on the second. */
-static void visit(synth *s, const tensor_plan *plan)
+static void visit(firni_synth *s, const tensor_plan *plan)
 {
     if (s->status != FIRN_OK) {
         return;
     }
-    if (s->is_writing) {
-        write_tensor(s, plan);
-    } else {
-        const uint64_t shape[2] = { plan->n_cols, plan->n_rows };
-        firni_gguf_declare_tensor(s->writer, plan->name, firni_ggml_type_of_weight(plan->type), shape,
-                                  plan->is_vector ? 1 : 2,
-                                  plan->n_rows * (uint64_t)firni_weight_row_bytes(plan->type, plan->n_cols));
+    switch (s->walk) {
+    case WALK_COUNT:
         s->n_elements_total += (uint64_t)plan->n_rows * plan->n_cols;
-    }
-}
-
-static void visit_vector(synth *s, const char *name, uint32_t n, float mean, float deviation)
-{
-    tensor_plan plan = { .type = FIRNI_WEIGHT_F32, .n_cols = n, .n_rows = 1, .is_vector = true, .mean = mean,
-                         .deviation = deviation };
-    (void)snprintf(plan.name, sizeof plan.name, "%s", name);
-    visit(s, &plan);
-}
-
-static void visit_matrix(synth *s, const char *name, uint32_t n_rows, uint32_t n_cols, float deviation)
-{
-    tensor_plan plan = { .type = s->options->type, .n_cols = n_cols, .n_rows = n_rows, .deviation = deviation };
-    (void)snprintf(plan.name, sizeof plan.name, "%s", name);
-    visit(s, &plan);
-}
-
-/* Deviation 1/sqrt(inputs) keeps the size of a normed vector. What is added to the residual stream is smaller by the
- * root of the number of additions, so that the stream grows to about twice its size over the whole depth. */
-static void visit_layer(synth *s, uint32_t layer)
-{
-    const firni_synth_options *o = s->options;
-    const uint32_t q = o->n_heads * o->head_dim;
-    const uint32_t kv = o->n_kv_heads * o->head_dim;
-    const float in = 1.0F / sqrtf((float)o->n_embd);
-    const float residual = 1.0F / sqrtf(2.0F * (float)o->n_layers);
-    const bool has_bias = strcmp(o->architecture, "qwen2") == 0;
-    const bool has_qk_norm = strcmp(o->architecture, "qwen3") == 0;
-    const struct {
-        const char *suffix;
-        uint32_t n_rows, n_cols; /* n_rows 0: a vector of n_cols */
-        float mean, deviation;
-        bool is_present;
-    } tensors[] = {
-        { "attn_norm.weight", 0, o->n_embd, 1.0F, 0.1F, true },
-        { "attn_q.weight", q, o->n_embd, 0.0F, in, true },
-        { "attn_k.weight", kv, o->n_embd, 0.0F, in, true },
-        { "attn_v.weight", kv, o->n_embd, 0.0F, in, true },
-        { "attn_q.bias", 0, q, 0.0F, 0.2F, has_bias },
-        { "attn_k.bias", 0, kv, 0.0F, 0.2F, has_bias },
-        { "attn_v.bias", 0, kv, 0.0F, 0.2F, has_bias },
-        { "attn_q_norm.weight", 0, o->head_dim, 1.0F, 0.1F, has_qk_norm },
-        { "attn_k_norm.weight", 0, o->head_dim, 1.0F, 0.1F, has_qk_norm },
-        { "attn_output.weight", o->n_embd, q, 0.0F, residual / sqrtf((float)q), true },
-        { "ffn_norm.weight", 0, o->n_embd, 1.0F, 0.1F, true },
-        { "ffn_gate.weight", o->n_ff, o->n_embd, 0.0F, in, true },
-        { "ffn_up.weight", o->n_ff, o->n_embd, 0.0F, in, true },
-        { "ffn_down.weight", o->n_embd, o->n_ff, 0.0F, 2.0F * residual / sqrtf((float)o->n_ff), true },
-    };
-    for (size_t i = 0; i < sizeof tensors / sizeof tensors[0]; i++) {
-        char name[FIRNI_TENSOR_NAME_BYTES];
-        firni_layer_tensor_name(name, layer, tensors[i].suffix);
-        if (tensors[i].is_present && tensors[i].n_rows == 0) {
-            visit_vector(s, name, tensors[i].n_cols, tensors[i].mean, tensors[i].deviation);
-        } else if (tensors[i].is_present) {
-            visit_matrix(s, name, tensors[i].n_rows, tensors[i].n_cols, tensors[i].deviation);
+        s->n_cols_max = plan->n_cols > s->n_cols_max ? plan->n_cols : s->n_cols_max;
+        /* A row must be whole groups of its format. */
+        if (firni_weight_row_bytes(plan->type, plan->n_cols) == 0) {
+            s->status = firni_fail(s->err, FIRN_ERR_INVALID, "'%s' has rows of %lu weights, which are not whole groups "
+                                   "of %s: width, ffn and heads * head-dim must be multiples of a group", plan->name,
+                                   (unsigned long)plan->n_cols, firni_weight_type_name(plan->type));
         }
+        break;
+    case WALK_DECLARE: {
+        const uint32_t n_experts = plan->n_experts > 0 ? plan->n_experts : 1;
+        const uint64_t shape[3] = { plan->n_cols, plan->n_rows / n_experts, n_experts };
+        firni_gguf_declare_tensor(s->writer, plan->name, firni_ggml_type_of_weight(plan->type), shape,
+                                  plan->is_vector ? 1 : plan->n_experts > 0 ? 3 : 2,
+                                  plan->n_rows * (uint64_t)firni_weight_row_bytes(plan->type, plan->n_cols));
+        break;
     }
+    case WALK_WRITE: write_tensor(s, plan); break;
+    }
+}
+
+static void visit_named(firni_synth *s, int32_t layer, const char *name, tensor_plan plan)
+{
+    if (layer < 0) {
+        (void)snprintf(plan.name, sizeof plan.name, "%s", name);
+    } else {
+        firni_layer_tensor_name(plan.name, (uint32_t)layer, name);
+    }
+    visit(s, &plan);
+}
+
+void firni_synth_vector(firni_synth *s, int32_t layer, const char *name, uint32_t n, float mean, float deviation)
+{
+    visit_named(s, layer, name, (tensor_plan){ .type = FIRNI_WEIGHT_F32, .n_cols = n, .n_rows = 1, .is_vector = true,
+                                               .mean = mean, .deviation = deviation });
+}
+
+void firni_synth_values(firni_synth *s, int32_t layer, const char *name, uint32_t n, const float *values)
+{
+    visit_named(s, layer, name, (tensor_plan){ .type = FIRNI_WEIGHT_F32, .n_cols = n, .n_rows = 1, .is_vector = true,
+                                               .values = values });
+}
+
+void firni_synth_matrix(firni_synth *s, int32_t layer, const char *name, uint32_t n_rows, uint32_t n_cols,
+                        float deviation)
+{
+    visit_named(s, layer, name, (tensor_plan){ .type = s->options->type, .n_cols = n_cols, .n_rows = n_rows,
+                                               .deviation = deviation });
+}
+
+void firni_synth_matrix_f32(firni_synth *s, int32_t layer, const char *name, uint32_t n_rows, uint32_t n_cols,
+                            float mean, float deviation)
+{
+    visit_named(s, layer, name, (tensor_plan){ .type = FIRNI_WEIGHT_F32, .n_cols = n_cols, .n_rows = n_rows,
+                                               .mean = mean, .deviation = deviation });
+}
+
+void firni_synth_experts(firni_synth *s, int32_t layer, const char *name, uint32_t n_experts, uint32_t n_rows,
+                         uint32_t n_cols, float deviation)
+{
+    visit_named(s, layer, name, (tensor_plan){ .type = s->options->type, .n_cols = n_cols,
+                                               .n_rows = n_experts * n_rows, .n_experts = n_experts,
+                                               .deviation = deviation });
+}
+
+float firni_synth_in(uint32_t n)
+{
+    return 1.0F / sqrtf((float)n);
+}
+
+float firni_synth_residual(const firni_synth_options *o, uint32_t n)
+{
+    return 1.0F / sqrtf(2.0F * (float)o->n_layers) / sqrtf((float)n);
+}
+
+const firni_synth_options *firni_synth_get_options(const firni_synth *s)
+{
+    return s->options;
 }
 
 /* Every tensor of the model, in file order. Tied embeddings have the output matrix's deviation, which matters more. */
-static void visit_all(synth *s)
+static void walk(firni_synth *s, walk_kind kind)
 {
     const firni_synth_options *o = s->options;
-    visit_matrix(s, "token_embd.weight", o->n_vocab, o->n_embd, o->is_tied ? 1.0F / sqrtf((float)o->n_embd) : 1.0F);
+    const float in = firni_synth_in(o->n_embd);
+    s->walk = kind;
+    firni_synth_matrix(s, -1, "token_embd.weight", o->n_vocab, o->n_embd, o->is_tied ? in : 1.0F);
     for (uint32_t i = 0; i < o->n_layers; i++) {
-        visit_layer(s, i);
+        s->arch->layer(s, i);
     }
     if (s->rope_divisors != NULL) {
-        const tensor_plan plan = { .name = "rope_freqs.weight", .type = FIRNI_WEIGHT_F32, .n_cols = o->head_dim / 2,
-                                   .n_rows = 1, .is_vector = true, .values = s->rope_divisors };
-        visit(s, &plan);
+        firni_synth_values(s, -1, "rope_freqs.weight", o->head_dim / 2, s->rope_divisors);
     }
-    visit_vector(s, "output_norm.weight", o->n_embd, 1.0F, 0.1F);
+    if (s->arch->ends != NULL) {
+        s->arch->ends(s);
+    }
+    firni_synth_vector(s, -1, "output_norm.weight", o->n_embd, 1.0F, 0.1F);
     if (!o->is_tied) {
-        visit_matrix(s, "output.weight", o->n_vocab, o->n_embd, 1.0F / sqrtf((float)o->n_embd));
+        firni_synth_matrix(s, -1, "output.weight", o->n_vocab, o->n_embd, in);
     }
+}
+
+uint64_t firni_synth_n_params(const firni_synth_options *o)
+{
+    firni_synth s = { .options = o, .arch = firni_synth_arch_find(o->architecture) };
+    assert(s.arch != NULL && "an architecture that can be written");
+    walk(&s, WALK_COUNT);
+    return s.n_elements_total;
 }
 
 /* ---- keys ---- */
 
-static void put_u32(synth *s, const char *suffix, uint32_t value)
+static void full_key(const firni_synth *s, const char *suffix, char key[96])
+{
+    (void)snprintf(key, 96, "%s.%s", s->options->architecture, suffix);
+}
+
+void firni_synth_put_u32(firni_synth *s, const char *suffix, uint32_t value)
 {
     char key[96];
-    (void)snprintf(key, sizeof key, "%s.%s", s->options->architecture, suffix);
+    full_key(s, suffix, key);
     firni_gguf_put_u32(s->writer, key, value);
 }
 
-static void put_f32(synth *s, const char *suffix, float value)
+void firni_synth_put_f32(firni_synth *s, const char *suffix, float value)
 {
     char key[96];
-    (void)snprintf(key, sizeof key, "%s.%s", s->options->architecture, suffix);
+    full_key(s, suffix, key);
     firni_gguf_put_f32(s->writer, key, value);
 }
 
+void firni_synth_put_bool(firni_synth *s, const char *suffix, bool value)
+{
+    char key[96];
+    full_key(s, suffix, key);
+    firni_gguf_put_bool(s->writer, key, value);
+}
+
+void firni_synth_put_u32_array(firni_synth *s, const char *suffix, const uint32_t *values, uint32_t n)
+{
+    char key[96];
+    full_key(s, suffix, key);
+    firni_gguf_put_array(s->writer, key, FIRNI_GGUF_U32, values, n);
+}
+
+void firni_synth_put_common(firni_synth *s)
+{
+    const firni_synth_options *o = s->options;
+    firni_synth_put_u32(s, "block_count", o->n_layers);
+    firni_synth_put_u32(s, "context_length", o->n_ctx);
+    firni_synth_put_u32(s, "embedding_length", o->n_embd);
+    firni_synth_put_u32(s, "vocab_size", o->n_vocab);
+    firni_synth_put_f32(s, "attention.layer_norm_rms_epsilon", 1e-5F);
+}
+
 /* Divisors in a tensor take the place of scaling keys. */
-static void put_rope_keys(synth *s)
+static void put_rope_scaling(firni_synth *s)
 {
     static const char *const names[] = { "none", "linear", "llama3", "yarn" };
     const firni_synth_options *o = s->options;
     char key[96];
-    put_u32(s, "rope.dimension_count", o->head_dim);
-    put_f32(s, "rope.freq_base", o->rope_base == 0.0F ? 10000.0F : o->rope_base);
     if (o->rope_scaling == FIRNI_ROPE_SCALING_NONE || s->rope_divisors != NULL) {
         return;
     }
-    (void)snprintf(key, sizeof key, "%s.rope.scaling.type", o->architecture);
+    full_key(s, "rope.scaling.type", key);
     firni_gguf_put_string(s->writer, key, names[o->rope_scaling], strlen(names[o->rope_scaling]));
-    put_f32(s, "rope.scaling.factor", o->rope_factor);
-    put_u32(s, "rope.scaling.original_context_length",
-            o->rope_original_context == 0 ? o->n_ctx : o->rope_original_context);
+    firni_synth_put_f32(s, "rope.scaling.factor", o->rope_factor);
+    firni_synth_put_u32(s, "rope.scaling.original_context_length",
+                        o->rope_original_context == 0 ? o->n_ctx : o->rope_original_context);
 }
 
 /* False when there was no memory for the vocabulary's arrays. */
-static bool put_keys(synth *s, const firni_vocab_spec *vocab)
+static bool put_keys(firni_synth *s, const firni_vocab_spec *vocab)
 {
     const firni_synth_options *o = s->options;
     char name[96];
     const int n = snprintf(name, sizeof name, "synthetic %s of %.1fM parameters, seed %llu", o->architecture,
-                           (double)firni_synth_n_params(o) / 1e6, (unsigned long long)o->seed);
+                           (double)s->n_elements_total / 1e6, (unsigned long long)o->seed);
     firni_gguf_put_string(s->writer, "general.architecture", o->architecture, strlen(o->architecture));
     firni_gguf_put_string(s->writer, "general.name", name, (size_t)n);
-    put_u32(s, "block_count", o->n_layers);
-    put_u32(s, "context_length", o->n_ctx);
-    put_u32(s, "embedding_length", o->n_embd);
-    put_u32(s, "feed_forward_length", o->n_ff);
-    put_u32(s, "attention.head_count", o->n_heads);
-    put_u32(s, "attention.head_count_kv", o->n_kv_heads);
-    put_u32(s, "attention.key_length", o->head_dim);
-    put_u32(s, "attention.value_length", o->head_dim);
-    put_u32(s, "vocab_size", o->n_vocab);
-    put_f32(s, "attention.layer_norm_rms_epsilon", 1e-5F);
-    put_rope_keys(s);
+    s->arch->keys(s);
+    put_rope_scaling(s);
     return firni_vocab_to_gguf(vocab, s->writer) == FIRN_OK;
 }
 
@@ -296,14 +340,15 @@ static firn_status check_shape(const firni_synth_options *o, firn_error *err)
         const char *name;
         uint32_t value, max;
     } limits[] = {
-        { "layers", o->n_layers, FIRNI_LAYERS_MAX },     { "width", o->n_embd, FIRNI_WIDTH_MAX },
-        { "heads", o->n_heads, FIRNI_HEADS_MAX },        { "kv-heads", o->n_kv_heads, FIRNI_HEADS_MAX },
-        { "head-dim", o->head_dim, FIRNI_HEAD_DIM_MAX }, { "ffn", o->n_ff, FIRNI_FF_MAX },
-        { "vocab", o->n_vocab, FIRNI_VOCAB_MAX },        { "ctx", o->n_ctx, 1u << 30 },
+        { "layers", o->n_layers, FIRNI_LAYERS_MAX },
+        { "width", o->n_embd, FIRNI_WIDTH_MAX },
+        { "vocab", o->n_vocab, FIRNI_VOCAB_MAX },
+        { "ctx", o->n_ctx, 1u << 30 },
     };
-    if (firni_arch_find(o->architecture) == NULL) {
+    const firni_synth_arch *arch = firni_synth_arch_find(o->architecture);
+    if (arch == NULL) {
         char known[200];
-        firni_arch_list(known, sizeof known);
+        firni_synth_arch_list(known, sizeof known);
         return firni_fail(err, FIRN_ERR_UNSUPPORTED, "architecture '%s': this build writes %s", o->architecture, known);
     }
     for (size_t i = 0; i < sizeof limits / sizeof limits[0]; i++) {
@@ -312,18 +357,14 @@ static firn_status check_shape(const firni_synth_options *o, firn_error *err)
                               (unsigned long)limits[i].value, (unsigned long)limits[i].max);
         }
     }
-    if (o->n_heads % o->n_kv_heads != 0 || o->head_dim % 2 != 0) {
-        return firni_fail(err, FIRN_ERR_INVALID, "heads must be a multiple of kv-heads, and head-dim even");
-    }
-    if (o->type == FIRNI_WEIGHT_Q8_0 &&
-        (o->n_embd % Q8_GROUP != 0 || o->n_ff % Q8_GROUP != 0 || o->n_heads * o->head_dim % Q8_GROUP != 0)) {
-        return firni_fail(err, FIRN_ERR_INVALID, "q8_0 needs width, ffn and heads * head-dim to be multiples of %u",
-                          Q8_GROUP);
+    if (o->n_layers % arch->layer_period != 0) {
+        return firni_fail(err, FIRN_ERR_INVALID, "layers is %lu; those of %s repeat every %lu", (unsigned long)o->n_layers,
+                          arch->name, (unsigned long)arch->layer_period);
     }
     if (o->rope_scaling != FIRNI_ROPE_SCALING_NONE && !(o->rope_factor >= 1.0F)) {
         return firni_fail(err, FIRN_ERR_INVALID, "a rope scaling needs a factor of 1 or more");
     }
-    return FIRN_OK;
+    return arch->check(o, err);
 }
 
 /* Llama 3 scaling as divisors: the unscaled frequencies over the scaled ones. Stays NULL for everything else. */
@@ -372,37 +413,37 @@ static firn_status make_vocab(const firni_synth_options *o, const firn_env *env,
     return status == FIRN_OK ? firni_synth_vocab(base, o->n_vocab, env, out, err) : status;
 }
 
-/* First walk declares, second walk writes. */
-static firn_status write_file(synth *s, const firni_vocab_spec *vocab)
+static firn_status write_file(firni_synth *s, const firni_vocab_spec *vocab)
 {
-    const firni_synth_options *o = s->options;
-    const uint32_t q = o->n_heads * o->head_dim;
-    const uint32_t n_cols_max = o->n_embd > o->n_ff ? (o->n_embd > q ? o->n_embd : q) : (o->n_ff > q ? o->n_ff : q);
-    s->row = firni_calloc(s->env, n_cols_max, sizeof *s->row);
-    s->encoded = firni_calloc(s->env, (size_t)n_cols_max * ROWS_PER_WRITE, sizeof(float));
+    s->row = firni_calloc(s->env, s->n_cols_max, sizeof *s->row);
+    s->encoded = firni_calloc(s->env, (size_t)s->n_cols_max * ROWS_PER_WRITE, sizeof(float));
     if (s->row == NULL || s->encoded == NULL) {
-        return firni_fail(s->err, FIRN_ERR_NO_MEMORY, "no memory for rows of %lu weights", (unsigned long)n_cols_max);
+        return firni_fail(s->err, FIRN_ERR_NO_MEMORY, "no memory for rows of %lu weights", (unsigned long)s->n_cols_max);
     }
     if (!put_keys(s, vocab)) {
         return firni_fail(s->err, FIRN_ERR_NO_MEMORY, "no memory for a vocabulary of %u tokens", vocab->n_tokens);
     }
-    visit_all(s);
+    walk(s, WALK_DECLARE);
     s->status = firni_gguf_writer_begin_data(s->writer, s->err);
-    s->is_writing = true;
-    visit_all(s);
+    walk(s, WALK_WRITE);
     return s->status == FIRN_OK ? firni_gguf_writer_finish(s->writer, s->err) : s->status;
 }
 
 firn_status firni_synth_write(const firni_synth_options *options, const char *path, const firn_env *env,
                               firn_error *err)
 {
-    synth s = { .options = options, .env = env, .status = FIRN_OK, .err = err };
+    firni_synth s = { .options = options, .env = env, .status = FIRN_OK, .err = err };
     firni_vocab_spec base = { .n_tokens = 0 };
     firni_vocab_spec vocab = { .n_tokens = 0 };
     float *divisors = NULL;
     firn_status status = check_shape(options, err);
     if (status != FIRN_OK) {
         return status;
+    }
+    s.arch = firni_synth_arch_find(options->architecture);
+    walk(&s, WALK_COUNT);
+    if (s.status != FIRN_OK) {
+        return s.status;
     }
     /* All variants convert to the same bits; the scalar one is always there. */
     s.kernels = firni_kernels_select("scalar", err);

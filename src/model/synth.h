@@ -12,7 +12,7 @@
 #include "model/vocab_spec.h"
 
 typedef struct firni_synth_options {
-    const char *architecture;       /* "llama", "qwen2" or "qwen3"; required */
+    const char *architecture;       /* "llama", "qwen2", ...; required */
     firni_weight_type type;         /* of the matrices; norms and biases are f32 */
     uint32_t n_layers, n_embd, n_heads, n_kv_heads, head_dim, n_ff, n_vocab, n_ctx; /* all required */
     bool is_tied;                   /* the embedding serves as output matrix */
@@ -27,12 +27,17 @@ typedef struct firni_synth_options {
     void *progress_ctx;
 } firni_synth_options;
 
-/* Fills the shape (layers to vocabulary) with one that has about n_params parameters. 450M gives the shape that the
+/* Whether a synthetic model of this architecture can be made, and the names of those that can ("llama, qwen2, ..."), for
+ * messages; cut to out_bytes. */
+bool firni_synth_knows(const char *architecture);
+void firni_synth_arch_list(char *out, size_t out_bytes);
+/* Fills the shape (layers to vocabulary) with one of options->architecture that has about n_params parameters. 450M of
+ * llama gives the shape that the
  * benchmarks compare with: 16 layers, width 1024, 16 heads, 8 KV heads of 64, feed-forward 6912, vocabulary 32,000. */
 void firni_synth_shape(uint64_t n_params, firni_synth_options *out);
 /* Sets a vocabulary of 0 to the size of the tokenizer that the options name. Errors: those of firni_vocab_from_json. */
 firn_status firni_synth_resolve(firni_synth_options *options, const firn_env *env, firn_error *err);
-/* Parameters of a model of this shape. */
+/* Parameters of a model of this shape; the architecture must be one that can be written. */
 uint64_t firni_synth_n_params(const firni_synth_options *options);
 
 /* Writes the file tensor by tensor; memory stays at a few rows. Errors: INVALID (a shape that no model can have:

@@ -104,7 +104,7 @@ static void impossible_shapes_are_named(void **state)
     (void)snprintf(path, sizeof path, "%s/impossible.gguf", dir);
     for (uint32_t i = 0; i < 7; i++) {
         static const char *const words[] = { "layers is 0", "heads must be a multiple", "head-dim even",
-                                             "multiples of 32", "vocabulary of 100", "'mamba'", "factor" };
+                                             "whole groups of q8_0", "vocabulary of 100", "'mamba'", "factor" };
         firni_synth_options o = tiny;
         firn_error err = { .message = "" };
         o.n_layers = i == 0 ? 0 : o.n_layers;
