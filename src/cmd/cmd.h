@@ -9,7 +9,9 @@
 #define FIRNI_CMD_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #include "base/compiler.h"
 #include "firn/env.h"
@@ -62,6 +64,11 @@ int firni_cmd_usage(const firni_command *command, const char *format, ...) FIRNI
  * = the label. */
 void firni_cmd_progress(void *label, float fraction);
 
+/* All that is left of a stream, or a whole file, malloc'ed and followed by a NUL that len_bytes does not count. NULL: with
+ * errno set, respectively a message printed. */
+char *firni_cmd_read_stream(FILE *file, size_t *len_bytes);
+char *firni_cmd_read_file(const firni_command *command, const char *path, size_t *len_bytes);
+
 /* Where the built-in model is: $FIRN_MODEL, beside the program (../models, ../../models from build/, ../share/firn), or
  * NULL. The string is malloc'ed. */
 char *firni_cmd_builtin_model(void);
@@ -74,6 +81,6 @@ const firn_env *firni_cmd_env(firn_log_level level);
 const char *firni_cmd_size_text(uint64_t n_bytes, char out[FIRNI_SIZE_TEXT_BYTES]);
 
 extern const firni_command firni_cmd_serve, firni_cmd_run, firni_cmd_tokenize, firni_cmd_logits, firni_cmd_bench,
-    firni_cmd_synth, firni_cmd_cache;
+    firni_cmd_synth, firni_cmd_cache, firni_cmd_perplexity;
 
 #endif

@@ -10,9 +10,8 @@
 #include <string.h>
 
 #include "cmd/cmd.h"
-#include "firn/model.h"
+#include "cmd/single_row.h"
 
-#define TOKENS_FILE_BYTES_MAX ((size_t)64 << 20)
 #define CHUNK_MAX 4096u
 
 typedef struct logits_flags {
@@ -31,54 +30,11 @@ typedef struct logits_run {
     const firn_env *env;
     firn_token *tokens;
     uint32_t n_tokens;
-    firn_workers *workers;
-    firn_model *model;
-    firn_pool *pool;
-    firn_cache **caches;
+    firni_single_row row;
     float *logits;
     FILE *out;
     char *partial_path;
 } logits_run;
-
-/* The whole file as a string, malloc'ed; NULL with a message already printed. */
-static char *read_file(const firni_command *command, const char *path)
-{
-    FILE *file = fopen(path, "rb");
-    if (file == NULL) {
-        (void)firni_cmd_fail(command, "cannot open %s: %s", path, strerror(errno));
-        return NULL;
-    }
-    char *text = NULL;
-    size_t n = 0;
-    size_t capacity = 0;
-    for (;;) {
-        if (n == capacity) {
-            capacity = capacity == 0 ? 65536 : capacity * 2;
-            char *grown = capacity <= TOKENS_FILE_BYTES_MAX ? realloc(text, capacity + 1) : NULL;
-            if (grown == NULL) {
-                (void)firni_cmd_fail(command, "%s is too large", path);
-                break;
-            }
-            text = grown;
-        }
-        const size_t got = fread(text + n, 1, capacity - n, file);
-        n += got;
-        if (got == 0) {
-            const bool failed = ferror(file) != 0;
-            (void)fclose(file);
-            if (failed) {
-                (void)firni_cmd_fail(command, "cannot read %s: %s", path, strerror(errno));
-                free(text);
-                return NULL;
-            }
-            text[n] = '\0';
-            return text;
-        }
-    }
-    (void)fclose(file);
-    free(text);
-    return NULL;
-}
 
 /* isspace depends on the locale. */
 static bool is_space(char c)
@@ -128,50 +84,23 @@ static int parse_tokens(logits_run *run, const char *path, const char *text)
 static int open_model(logits_run *run, const logits_flags *flags)
 {
     firn_error err;
-    if (firn_workers_create(flags->n_threads, run->env, &run->workers, &err) != FIRN_OK) {
-        return firni_cmd_fail(run->command, "%s", err.message);
-    }
     char label[] = "loading";
     const firn_model_options options = {
         .path = flags->model,
         .kv_dtype = firn_dtype_parse(flags->kv),
-        .workers = run->workers,
         .kernel = flags->kernel,
         .max_batch_tokens = flags->chunk,
-        .max_rows = 1,
         .progress = firni_cmd_progress,
         .progress_ctx = label,
     };
-    if (firn_model_open(&options, run->env, &run->model, &err) != FIRN_OK) {
+    if (firni_single_row_open(&run->row, &options, flags->n_threads, run->env, &err) != FIRN_OK) {
         return firni_cmd_fail(run->command, "%s", err.message);
     }
-    const uint32_t n_vocab = firn_model_get_info(run->model)->n_vocab;
+    const uint32_t n_vocab = firn_model_get_info(run->row.model)->n_vocab;
     for (uint32_t i = 0; i < run->n_tokens; i++) {
         if (run->tokens[i] >= n_vocab) {
             return firni_cmd_fail(run->command, "id %lu at place %lu is outside the model's vocabulary of %lu",
                                   (unsigned long)run->tokens[i], (unsigned long)i, (unsigned long)n_vocab);
-        }
-    }
-    return 0;
-}
-
-/* One row in every layer, in a pool that holds exactly what the tokens need. */
-static int make_caches(logits_run *run)
-{
-    firn_error err;
-    const firn_schema *schema = firn_model_schema(run->model);
-    const firn_pool_options pool_options = { .budget_bytes = UINT64_MAX / 2 };
-    run->caches = calloc(schema->n_layers, sizeof(firn_cache *));
-    if (run->caches == NULL) {
-        return firni_cmd_fail(run->command, "no memory for the caches");
-    }
-    if (firn_pool_create(&pool_options, run->env, &run->pool, &err) != FIRN_OK) {
-        return firni_cmd_fail(run->command, "%s", err.message);
-    }
-    for (uint32_t i = 0; i < schema->n_layers; i++) {
-        if (firn_cache_create(&schema->layers[i], run->pool, run->env, &run->caches[i], &err) != FIRN_OK ||
-            firn_cache_add_row(run->caches[i], &err) != FIRN_OK) {
-            return firni_cmd_fail(run->command, "%s", err.message);
         }
     }
     return 0;
@@ -198,7 +127,7 @@ static int compute(logits_run *run, uint32_t chunk)
 {
     firn_error err;
     char label[] = "computing";
-    const size_t n_vocab = firn_model_get_info(run->model)->n_vocab;
+    const size_t n_vocab = firn_model_get_info(run->row.model)->n_vocab;
     uint8_t *want = malloc(chunk);
     run->logits = malloc(chunk * n_vocab * sizeof *run->logits);
     if (want == NULL || run->logits == NULL) {
@@ -210,15 +139,7 @@ static int compute(logits_run *run, uint32_t chunk)
     for (uint32_t done = 0; done < run->n_tokens && status == 0;) {
         const uint32_t left = run->n_tokens - done;
         const uint32_t n = left < chunk ? left : chunk;
-        const firn_forward_input input = {
-            .tokens = run->tokens + done,
-            .counts = &n,
-            .n_rows = 1,
-            .caches = run->caches,
-            .want_logits = want,
-            .logits = run->logits,
-        };
-        if (firn_model_forward(run->model, &input, &err) != FIRN_OK) {
+        if (firni_single_row_forward(&run->row, run->tokens + done, n, want, run->logits, &err) != FIRN_OK) {
             status = firni_cmd_fail(run->command, "%s", err.message);
         } else if (fwrite(run->logits, n_vocab * sizeof *run->logits, n, run->out) != n) {
             status = firni_cmd_fail(run->command, "cannot write %s: %s", run->partial_path, strerror(errno));
@@ -252,22 +173,15 @@ static void close_all(logits_run *run)
     }
     free(run->partial_path);
     free(run->logits);
-    for (uint32_t i = 0; run->caches != NULL && i < firn_model_schema(run->model)->n_layers; i++) {
-        firn_cache_destroy(run->caches[i]);
-    }
-    free(run->caches);
-    if (run->pool != NULL) {
-        firn_pool_destroy(run->pool);
-    }
-    firn_model_close(run->model);
-    firn_workers_destroy(run->workers);
+    firni_single_row_close(&run->row);
     free(run->tokens);
 }
 
 /* Steps in order; each prints its own message and returns the exit status. */
 static int execute(logits_run *run, const logits_flags *flags)
 {
-    char *text = read_file(run->command, flags->tokens);
+    size_t len_bytes;
+    char *text = firni_cmd_read_file(run->command, flags->tokens, &len_bytes);
     if (text == NULL) {
         return 1;
     }
@@ -275,9 +189,6 @@ static int execute(logits_run *run, const logits_flags *flags)
     free(text);
     if (status == 0) {
         status = open_model(run, flags);
-    }
-    if (status == 0) {
-        status = make_caches(run);
     }
     if (status == 0) {
         status = open_output(run, flags->out);

@@ -3,6 +3,7 @@
  */
 #define _GNU_SOURCE /* readlink on /proc/self/exe is Linux; on other systems the built-in model needs $FIRN_MODEL */
 #include <assert.h>
+#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,6 +11,8 @@
 #include <unistd.h>
 
 #include "cmd/cmd.h"
+
+#define TEXT_BYTES_MAX ((size_t)1 << 30)
 
 /* Whatever the command has printed so far comes first, also when both streams are one terminal or file. */
 static void say(const firni_command *command, const char *format, va_list args)
@@ -50,6 +53,50 @@ void firni_cmd_progress(void *label, float fraction)
         (void)fprintf(stderr, "\r%s %3.0f %%", (const char *)label, (double)fraction * 100.0);
     }
     (void)fflush(stderr);
+}
+
+char *firni_cmd_read_stream(FILE *file, size_t *len_bytes)
+{
+    char *text = NULL;
+    size_t n = 0;
+    size_t capacity = 0;
+    size_t got = 0;
+    do {
+        n += got;
+        if (n == capacity) {
+            capacity = capacity == 0 ? 65536 : capacity * 2;
+            errno = EFBIG;
+            char *grown = capacity <= TEXT_BYTES_MAX ? realloc(text, capacity + 1) : NULL;
+            if (grown == NULL) {
+                free(text);
+                return NULL;
+            }
+            text = grown;
+        }
+        got = fread(text + n, 1, capacity - n, file);
+    } while (got > 0);
+    if (ferror(file) != 0) {
+        free(text);
+        return NULL;
+    }
+    text[n] = '\0';
+    *len_bytes = n;
+    return text;
+}
+
+char *firni_cmd_read_file(const firni_command *command, const char *path, size_t *len_bytes)
+{
+    FILE *file = fopen(path, "rb");
+    if (file == NULL) {
+        (void)firni_cmd_fail(command, "cannot open %s: %s", path, strerror(errno));
+        return NULL;
+    }
+    char *text = firni_cmd_read_stream(file, len_bytes);
+    if (text == NULL) {
+        (void)firni_cmd_fail(command, "cannot read %s: %s", path, strerror(errno));
+    }
+    (void)fclose(file);
+    return text;
 }
 
 /* DIR/relative when it is readable, malloc'ed; else NULL. */

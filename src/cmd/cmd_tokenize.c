@@ -51,34 +51,6 @@ static firn_status open_tokenizer(tokenize *job, const char *path, firn_error *e
     return status;
 }
 
-/* Everything that the file has, malloc'ed; NULL with errno set. */
-static char *read_all(FILE *file, size_t *len_bytes)
-{
-    char *text = NULL;
-    size_t n = 0;
-    size_t capacity = 0;
-    size_t got = 0;
-    do {
-        n += got;
-        if (n == capacity) {
-            capacity = capacity == 0 ? 65536 : capacity * 2;
-            char *grown = realloc(text, capacity);
-            if (grown == NULL) {
-                free(text);
-                return NULL;
-            }
-            text = grown;
-        }
-        got = fread(text + n, 1, capacity - n, file);
-    } while (got > 0);
-    if (ferror(file) != 0) {
-        free(text);
-        return NULL;
-    }
-    *len_bytes = n;
-    return text;
-}
-
 /* ---- output for people and scripts ---- */
 
 /* In quotes, with what a terminal would not show as \xNN. */
@@ -304,7 +276,7 @@ static int run_input(const tokenize *job)
         exit_status = run_lines(job, in) ? 0 : 1;
     } else {
         size_t len_bytes = 0;
-        char *text = job->text == NULL ? read_all(in, &len_bytes) : NULL;
+        char *text = job->text == NULL ? firni_cmd_read_stream(in, &len_bytes) : NULL;
         firn_error err = { 0 };
         if (job->text == NULL && text == NULL) {
             exit_status = firni_cmd_fail(job->command, "cannot read the text: %s", strerror(errno));

@@ -11,8 +11,8 @@
 
 /* In the order of --help: what people come for first. */
 static const firni_command *const commands[] = {
-    &firni_cmd_serve, &firni_cmd_run,   &firni_cmd_tokenize, &firni_cmd_logits,
-    &firni_cmd_bench, &firni_cmd_synth, &firni_cmd_cache,
+    &firni_cmd_serve,      &firni_cmd_run,   &firni_cmd_cache, &firni_cmd_tokenize, &firni_cmd_logits,
+    &firni_cmd_perplexity, &firni_cmd_bench, &firni_cmd_synth,
 };
 
 #define N_COMMANDS (sizeof commands / sizeof commands[0])

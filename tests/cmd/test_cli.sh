@@ -34,7 +34,7 @@ call() {
 exits() { [ "$status" -eq "$1" ]; }
 out_has() { grep -qE -- "$1" "$dir/out"; }
 err_has() { grep -qE -- "$1" "$dir/err"; }
-commands='serve run tokenize logits bench synth cache'
+commands='serve run cache tokenize logits perplexity bench synth'
 
 # ---- help and wrong usage ----
 
