@@ -1,4 +1,4 @@
-# Firn. Targets: build (default), run, check, bench, fuzz, install, clean.
+# Firn. Targets: build (default), run, check, bench, bench-peers, fuzz, install, clean.
 #   make SAN=address,undefined check    the same tests under sanitizers
 #   make CC=clang build                 another compiler
 
@@ -59,7 +59,7 @@ TEST_BINS := $(patsubst tests/%.c,$(OUT)/tests/%,$(TEST_SRCS))
 BENCH_BINS := $(patsubst bench/%.c,$(OUT)/bench/%,$(wildcard bench/bench_*.c))
 EXAMPLE_BINS := $(patsubst examples/%.c,$(OUT)/examples/%,$(wildcard examples/*.c))
 
-.PHONY: build run check test-binaries bench fuzz install clean
+.PHONY: build run check test-binaries bench bench-peers fuzz install clean
 build: $(OUT)/libfirn.a $(OUT)/libfirnlm.a $(if $(strip $(PROG_SRCS)),$(OUT)/firn)
 
 $(OUT)/libfirn.a: $(FIRN_OBJS)
@@ -105,6 +105,10 @@ check: test-binaries
 
 bench: build $(BENCH_BINS)
 	@FIRN_OUT=$(abspath $(OUT)) sh bench/run.sh
+
+# Needs node and npm; installs a prebuilt llama.cpp into OUT.
+bench-peers: build
+	@FIRN_OUT=$(abspath $(OUT)) sh bench/peers/run.sh $(BENCH_PEERS_FLAGS)
 
 # libFuzzer needs clang. FUZZ_SECONDS each.
 FUZZ_SECONDS ?= 60
