@@ -71,6 +71,21 @@ size_t firni_matmul_scratch_bytes(uint32_t n_cols, uint32_t n_tokens);
 void firni_matmul(const firni_kernels *kernels, firn_workers *workers, const firni_matrix *w, const float *x,
                   size_t x_stride, float *y, size_t y_stride, uint32_t n_tokens, void *scratch);
 
+/* One of several products of different matrices of one shape and type (experts, heads), each with tokens of its own. */
+typedef struct firni_matmul_item {
+    const firni_matrix *w;
+    const float *x;
+    float *y;
+    uint32_t n_tokens;
+    void *acts; /* filled in by firni_matmul_each */
+} firni_matmul_item;
+
+/* Bytes for items with n_tokens tokens together. */
+size_t firni_matmul_each_scratch_bytes(uint32_t n_cols, uint32_t n_tokens, uint32_t n_items);
+/* firni_matmul of every item, to the bit; the workers start once for all. Strides are common to the items. */
+void firni_matmul_each(const firni_kernels *kernels, firn_workers *workers, firni_matmul_item *items, uint32_t n_items,
+                       size_t x_stride, size_t y_stride, void *scratch);
+
 /* ---- attention over plain blocks ------------------------------------------------------------------------------ */
 
 /* A plain block, dtype elements:   K plane [n_kv_heads][head_dim][64]   keys dimension-major: lanes are tokens

@@ -103,3 +103,77 @@ void firni_matmul(const firni_kernels *kernels, firn_workers *workers, const fir
     const uint32_t n_tasks = run.n_panels / run.chunk_panels + (run.n_panels % run.chunk_panels != 0);
     firn_workers_run(n_tasks > 1 ? workers : NULL, n_tasks, panels_task, &run);
 }
+
+/* ---- products of several matrices ------------------------------------------------------------------------------ */
+
+typedef struct each_run {
+    const firni_kernels *kernels;
+    const firni_matmul_item *items;
+    size_t x_stride;
+    size_t y_stride;
+    uint32_t n_panels;      /* of each matrix */
+    uint32_t chunk_panels;
+    uint32_t tasks_of_item; /* of the pass at hand */
+} each_run;
+
+static void each_prepare_task(void *ctx, uint32_t index, uint32_t thread)
+{
+    const each_run *run = ctx;
+    (void)thread;
+    const firni_matmul_item *item = &run->items[index / run->tasks_of_item];
+    const uint32_t begin = index % run->tasks_of_item * PREPARE_TOKENS;
+    const uint32_t end = min_u32(begin + PREPARE_TOKENS, item->n_tokens);
+    if (begin < end) {
+        run->kernels->prepare(item->w->type, item->x, run->x_stride, item->w->n_cols, begin, end, item->n_tokens,
+                              item->acts);
+    }
+}
+
+static void each_panels_task(void *ctx, uint32_t index, uint32_t thread)
+{
+    const each_run *run = ctx;
+    (void)thread;
+    const firni_matmul_item *item = &run->items[index / run->tasks_of_item];
+    const uint32_t begin = index % run->tasks_of_item * run->chunk_panels;
+    const uint32_t end = min_u32(begin + run->chunk_panels, run->n_panels);
+    run->kernels->matmul_panels(item->w, item->acts, item->y, run->y_stride, item->n_tokens, begin, end);
+}
+
+size_t firni_matmul_each_scratch_bytes(uint32_t n_cols, uint32_t n_tokens, uint32_t n_items)
+{
+    return firni_matmul_scratch_bytes(n_cols, n_tokens) + (size_t)n_items * SCRATCH_ALIGN;
+}
+
+void firni_matmul_each(const firni_kernels *kernels, firn_workers *workers, firni_matmul_item *items, uint32_t n_items,
+                       size_t x_stride, size_t y_stride, void *scratch)
+{
+    uint8_t *acts = scratch;
+    uint32_t tokens_max = 0;
+    assert((uintptr_t)scratch % SCRATCH_ALIGN == 0);
+    for (uint32_t i = 0; i < n_items; i++) {
+        const firni_matrix *w = items[i].w;
+        assert(w->n_rows == items[0].w->n_rows && w->n_cols == items[0].w->n_cols && w->type == items[0].w->type);
+        assert(x_stride >= w->n_cols && y_stride >= w->n_rows);
+        items[i].acts = acts;
+        acts += firni_matmul_scratch_bytes(w->n_cols, items[i].n_tokens);
+        tokens_max = max_u32(tokens_max, items[i].n_tokens);
+    }
+    if (tokens_max == 0 || items[0].w->n_rows == 0) {
+        return;
+    }
+    const uint32_t n_panels = firni_panel_count(items[0].w->n_rows);
+    each_run run = {
+        .kernels = kernels,
+        .items = items,
+        .x_stride = x_stride,
+        .y_stride = y_stride,
+        .n_panels = n_panels,
+        .chunk_panels = chunk_panels_of(items[0].w, n_panels * n_items, firn_workers_count(workers)),
+    };
+    run.tasks_of_item = tokens_max / PREPARE_TOKENS + (tokens_max % PREPARE_TOKENS != 0);
+    firn_workers_run(tokens_max > PREPARE_TOKENS ? workers : NULL, n_items * run.tasks_of_item, each_prepare_task,
+                     &run);
+    run.tasks_of_item = n_panels / run.chunk_panels + (n_panels % run.chunk_panels != 0);
+    firn_workers_run(n_items * run.tasks_of_item > 1 ? workers : NULL, n_items * run.tasks_of_item, each_panels_task,
+                     &run);
+}

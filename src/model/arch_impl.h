@@ -7,7 +7,7 @@
  *     arch_<name>.c             which blocks a layer is made of, and their variations
  *          |
  *          v
- *     block_attention.c, block_ffn.c        the blocks, each with a load and a forward
+ *     block_attention.c, block_ffn.c, block_moe.c        the blocks, each with a load and a forward
  *          |
  *          v
  *     forward_step.c            what one forward works on; loops over tokens; projections
@@ -115,6 +115,34 @@ typedef struct firni_ffn {
 firn_status firni_ffn_load(firni_loader *loader, const firni_hparams *hparams, uint32_t layer, firni_ffn *out,
                            firn_error *err);
 void firni_ffn_forward(firni_step *step, const firni_ffn *ffn);
+
+/* A mixture of experts: sum of weight * down(activate(gate(h), up(h))) over the experts that the router chooses for a
+ * token, plus a shared expert that every token passes. */
+typedef struct firni_moe_traits {
+    const char *norm; /* suffix of the input norm's tensor; NULL: "ffn_norm.weight" */
+    /* The product takes the place of `gate`: both have n elements, up behind gate. NULL: SwiGLU. Of the chosen experts;
+     * the shared expert is SwiGLU. */
+    void (*activate)(const firni_kernels *kernels, float *gate, const float *up, uint32_t n);
+} firni_moe_traits;
+
+typedef struct firni_moe {
+    const float *norm;
+    firni_projection router;
+    const float *selection_bias;     /* [n_experts] added to scores for the choice alone; NULL: none */
+    const firni_projection *gate_up; /* [n_experts] */
+    const firni_projection *down;    /* [n_experts] */
+    void (*activate)(const firni_kernels *kernels, float *gate, const float *up, uint32_t n);
+    firni_projection shared_gate_up; /* n_rows 0: no shared expert */
+    firni_projection shared_down;
+    firni_projection shared_gate;    /* of one row: its output times sigmoid of this; n_rows 0: times 1 */
+} firni_moe;
+
+firn_status firni_moe_load(firni_loader *loader, const firni_hparams *hparams, uint32_t layer,
+                           const firni_moe_traits *traits, firni_moe *out, firn_error *err);
+/* x += mixture(norm(x)). `scratch`: firni_moe_scratch_bytes for the step's tokens, 64-byte aligned. */
+void firni_moe_forward(firni_step *step, const firni_moe *moe, void *scratch);
+/* Never less for more tokens; 0 when no layer has experts. */
+size_t firni_moe_scratch_bytes(const firni_hparams *hparams, uint32_t n_tokens);
 
 /* A layer of attention then SwiGLU, which llama, qwen2 and qwen3 have in common. */
 typedef struct firni_dense_layer {

@@ -29,9 +29,11 @@ firni_widths firni_step_widths(const firni_hparams *hp)
         const firni_layer_shape *l = &hp->layers[i];
         const uint32_t out = l->n_heads * l->value_dim;
         const uint32_t qkv = l->n_heads * l->head_dim + l->n_kv_heads * (l->head_dim + l->value_dim);
+        /* Of a mixture, only the expert that all tokens pass works here. */
+        const uint32_t n_ff = l->has_experts ? hp->moe.n_ff_shared : l->n_ff;
         w.h = max_u32(w.h, out);
-        w.wide = max_u32(w.wide, max_u32(qkv, 2 * l->n_ff));
-        w.inputs_max = max_u32(w.inputs_max, max_u32(out, l->n_ff));
+        w.wide = max_u32(w.wide, max_u32(qkv, 2 * n_ff));
+        w.inputs_max = max_u32(w.inputs_max, max_u32(out, n_ff));
     }
     return w;
 }

@@ -173,6 +173,51 @@ void firni_read_ffn(firni_keys *keys, firni_hparams *hp)
     }
 }
 
+static void fail_experts(firni_keys *keys, const char *text, uint32_t a, uint32_t b)
+{
+    if (keys->status == FIRN_OK) {
+        keys->status = firni_fail(keys->err, FIRN_ERR_FORMAT, text, firni_gguf_path(keys->gguf), keys->architecture,
+                                  (unsigned long)a, (unsigned long)b);
+    }
+}
+
+/* Two spellings of the shared expert's size are in use: as such, and as a number of experts. Converters write 0 for keys
+ * that a model does not have. */
+void firni_read_experts(firni_keys *keys, firni_hparams *hp, uint32_t n_dense, firni_gating gating)
+{
+    const uint32_t none = 0;
+    firni_moe_params *moe = &hp->moe;
+    moe->n_experts = firni_key_u32(keys, "expert_count", 1, FIRNI_EXPERTS_MAX, NULL);
+    moe->n_used = firni_key_u32(keys, "expert_used_count", 1, moe->n_experts, NULL);
+    moe->n_ff = firni_key_u32(keys, "expert_feed_forward_length", 1, FIRNI_FF_MAX, NULL);
+    const uint32_t n_shared = firni_key_u32(keys, "expert_shared_count", 0, 64, &none);
+    const uint32_t n_ff_shared = firni_key_u32(keys, "expert_shared_feed_forward_length", 0, FIRNI_FF_MAX, &none);
+    moe->n_ff_shared = n_ff_shared != 0 ? n_ff_shared : n_shared * moe->n_ff;
+    const uint32_t named = firni_key_u32(keys, "expert_gating_func", 0, FIRNI_GATING_SOFTMAX_CHOSEN, &none);
+    moe->gating = named != 0 ? (firni_gating)named : gating;
+    moe->weights_norm = firni_key_bool(keys, "expert_weights_norm", false);
+    moe->weights_scale = firni_key_f32(keys, "expert_weights_scale", 0.0F, 1e6F, 1.0F);
+    if (moe->weights_scale == 0.0F) {
+        moe->weights_scale = 1.0F;
+    }
+    moe->n_groups = firni_key_u32(keys, "expert_group_count", 0, FIRNI_EXPERT_GROUPS_MAX, &none);
+    moe->n_groups = moe->n_groups == 0 ? 1 : moe->n_groups;
+    const uint32_t n_groups_used = firni_key_u32(keys, "expert_group_used_count", 0, moe->n_groups, &none);
+    moe->n_groups_used = n_groups_used == 0 ? moe->n_groups : n_groups_used;
+    if (keys->status == FIRN_OK && moe->n_experts % moe->n_groups != 0) {
+        fail_experts(keys, "%s: '%s.expert_count' %lu is not a multiple of expert_group_count %lu", moe->n_experts,
+                     moe->n_groups);
+    }
+    if (keys->status == FIRN_OK && moe->n_experts / moe->n_groups * moe->n_groups_used < moe->n_used) {
+        fail_experts(keys, "%s: '%s.expert_used_count' %lu is more than the %lu experts of the groups in use",
+                     moe->n_used, moe->n_experts / moe->n_groups * moe->n_groups_used);
+    }
+    for (uint32_t i = n_dense; i < hp->n_layers && keys->status == FIRN_OK; i++) {
+        hp->layers[i].n_ff = 0;
+        hp->layers[i].has_experts = true;
+    }
+}
+
 /* Mixtral calls itself llama. Without this check its files would fail on a missing tensor, which explains less. */
 void firni_read_no_experts(firni_keys *keys)
 {

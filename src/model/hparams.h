@@ -31,7 +31,31 @@ typedef struct firni_layer_shape {
     uint32_t cache;         /* which of the caches; layers with the same one share its state, and the first of them
                                stores it */
     bool is_recurrent;      /* fixed-size state instead of keys and values */
+    bool has_experts;       /* a mixture of experts in place of n_ff */
 } firni_layer_shape;
+
+/* How scores of experts become weights; the values are those of the key expert_gating_func. */
+typedef enum firni_gating {
+    FIRNI_GATING_SOFTMAX = 1,
+    FIRNI_GATING_SIGMOID = 2,
+    FIRNI_GATING_SOFTMAX_CHOSEN = 3 /* softmax over the chosen ones alone */
+} firni_gating;
+
+/* A mixture of experts, alike in all layers that have one. */
+typedef struct firni_moe_params {
+    uint32_t n_experts;     /* 0: no layer has any */
+    uint32_t n_used;        /* chosen for each token */
+    uint32_t n_ff;          /* of one expert */
+    uint32_t n_ff_shared;   /* of the expert that every token passes; 0: none */
+    firni_gating gating;
+    bool weights_norm;      /* the weights of the chosen ones are divided by their sum */
+    float weights_scale;
+    uint32_t n_groups;      /* equal groups of neighbouring experts, of which only the best n_groups_used take part */
+    uint32_t n_groups_used;
+} firni_moe_params;
+
+#define FIRNI_EXPERTS_MAX 4096u
+#define FIRNI_EXPERT_GROUPS_MAX 64u
 
 typedef struct firni_hparams {
     char architecture[32];
@@ -47,6 +71,7 @@ typedef struct firni_hparams {
     float logit_softcap;    /* 0: none; else logits become softcap * tanh(logit / softcap) */
     firni_rope_params ropes[FIRNI_ROPES_MAX];
     uint32_t n_ropes;
+    firni_moe_params moe;
     firni_layer_shape layers[FIRNI_LAYERS_MAX];
 } firni_hparams;
 
@@ -63,6 +88,8 @@ void firni_read_attention(firni_keys *keys, firni_hparams *hp);
 void firni_read_ffn(firni_keys *keys, firni_hparams *hp);
 /* The parameters of ropes[0], over n_dims_default dimensions unless the file says otherwise. */
 void firni_read_rope(firni_keys *keys, firni_hparams *hp, uint32_t n_dims_default);
+/* The mixture of experts, in every layer from the first n_dense on. `gating` when the file does not say. */
+void firni_read_experts(firni_keys *keys, firni_hparams *hp, uint32_t n_dense, firni_gating gating);
 /* Refuses files with experts, for architectures that have none. */
 void firni_read_no_experts(firni_keys *keys);
 

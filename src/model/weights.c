@@ -138,7 +138,7 @@ bool firni_loader_has(const firni_loader *loader, const char *name)
 }
 
 /* Called after each tensor; the callback must be cheap or decide for itself. */
-static void report_progress(firni_loader *loader, uint64_t n_bytes)
+void firni_loader_report(firni_loader *loader, uint64_t n_bytes)
 {
     loader->n_bytes_done += n_bytes;
     if (loader->progress != NULL && loader->n_bytes_total > 0) {
@@ -148,24 +148,23 @@ static void report_progress(firni_loader *loader, uint64_t n_bytes)
     }
 }
 
-/* The one door to the file's tensors. Finds a tensor of exactly this shape ([n_cols] when n_rows is 0) and of a type
- * that the kernels know. */
-static firn_status find_checked(firni_loader *loader, const char *name, uint32_t n_rows, uint32_t n_cols,
-                                const firni_gguf_tensor **out, firni_weight_type *type, firn_error *err)
+firn_status firni_loader_find(firni_loader *loader, const char *name, uint32_t n_cols, uint32_t n_rows,
+                              uint32_t n_stack, const firni_gguf_tensor **out, firni_weight_type *type,
+                              firn_error *err)
 {
     const char *path = firni_gguf_path(loader->gguf);
     const firni_gguf_tensor *tensor = firni_gguf_find_tensor(loader->gguf, name);
     if (tensor == NULL) {
         return firni_fail(err, FIRN_ERR_FORMAT, "%s: tensor '%s' [%lu, %lu] is missing", path, name,
-                          (unsigned long)n_cols, (unsigned long)(n_rows == 0 ? 1 : n_rows));
+                          (unsigned long)n_cols, (unsigned long)n_rows);
     }
-    const uint64_t rows = n_rows == 0 ? 1 : n_rows;
-    if (tensor->shape[0] != n_cols || tensor->shape[1] != rows || tensor->shape[2] != 1 || tensor->shape[3] != 1) {
+    if (tensor->shape[0] != n_cols || tensor->shape[1] != n_rows || tensor->shape[2] != n_stack ||
+        tensor->shape[3] != 1) {
         return firni_fail(err, FIRN_ERR_FORMAT,
-                          "%s: tensor '%s' has the shape [%llu, %llu, %llu, %llu], expected [%lu, %lu, 1, 1]", path,
+                          "%s: tensor '%s' has the shape [%llu, %llu, %llu, %llu], expected [%lu, %lu, %lu, 1]", path,
                           name, (unsigned long long)tensor->shape[0], (unsigned long long)tensor->shape[1],
                           (unsigned long long)tensor->shape[2], (unsigned long long)tensor->shape[3],
-                          (unsigned long)n_cols, (unsigned long)rows);
+                          (unsigned long)n_cols, (unsigned long)n_rows, (unsigned long)n_stack);
     }
     if (!firni_ggml_type_weight(tensor->ggml_type, type)) {
         return firni_fail(err, FIRN_ERR_UNSUPPORTED,
@@ -173,6 +172,7 @@ static firn_status find_checked(firni_loader *loader, const char *name, uint32_t
                           path, name, firni_ggml_type_name(tensor->ggml_type), (unsigned long)tensor->ggml_type);
     }
     /* The bounds check of the reader and the kernels' idea of the size must be the same. */
+    const uint64_t rows = (uint64_t)n_rows * n_stack;
     assert(tensor->n_bytes == rows * firni_weight_row_bytes(*type, n_cols));
     /* A tensor that serves twice is counted once. */
     uint8_t *used = &loader->used[tensor - firni_gguf_tensor_at(loader->gguf, 0)];
@@ -183,6 +183,13 @@ static firn_status find_checked(firni_loader *loader, const char *name, uint32_t
     }
     *out = tensor;
     return FIRN_OK;
+}
+
+/* A tensor of the shape [n_cols, n_rows], or [n_cols] when n_rows is 0. */
+static firn_status find_checked(firni_loader *loader, const char *name, uint32_t n_rows, uint32_t n_cols,
+                                const firni_gguf_tensor **out, firni_weight_type *type, firn_error *err)
+{
+    return firni_loader_find(loader, name, n_cols, n_rows == 0 ? 1 : n_rows, 1, out, type, err);
 }
 
 /* ---- matrices ---- */
@@ -236,14 +243,13 @@ static firn_status pack_stack(firni_loader *loader, const firni_gguf_tensor *con
         firn_workers_run(loader->workers, (job.n_panels + PANELS_PER_TASK - 1) / PANELS_PER_TASK, pack_task, &job);
         job.first_panel += job.n_panels;
         firni_gguf_drop_pages(loader->gguf, tensors[i]->data, tensors[i]->n_bytes);
-        report_progress(loader, tensors[i]->n_bytes);
+        firni_loader_report(loader, tensors[i]->n_bytes);
     }
     *out = (firni_matrix){ .type = type, .n_rows = (uint32_t)n_rows, .n_cols = n_cols, .panels = panels };
     return FIRN_OK;
 }
 
-/* "<name>.<kind>" */
-static void tensor_name(char out[FIRNI_TENSOR_NAME_BYTES], const char *name, const char *kind)
+void firni_tensor_name(char out[FIRNI_TENSOR_NAME_BYTES], const char *name, const char *kind)
 {
     const int n = snprintf(out, FIRNI_TENSOR_NAME_BYTES, "%s.%s", name, kind);
     assert(n > 0 && n < (int)FIRNI_TENSOR_NAME_BYTES);
@@ -261,7 +267,7 @@ static firn_status load_row_factors(firni_loader *loader, const firni_stack_part
     bool any = false;
     *out = NULL;
     for (uint32_t i = 0; i < n_parts; i++) {
-        tensor_name(name, parts[i].name, kind);
+        firni_tensor_name(name, parts[i].name, kind);
         any = any || firni_loader_has(loader, name);
         n_rows += parts[i].n_rows;
     }
@@ -279,14 +285,14 @@ static firn_status load_row_factors(firni_loader *loader, const firni_stack_part
         firni_weight_type type = FIRNI_WEIGHT_F32;
         const uint32_t n = is_scalar ? 1 : parts[i].n_rows;
         vector[0] = missing;
-        tensor_name(name, parts[i].name, kind);
+        firni_tensor_name(name, parts[i].name, kind);
         if (firni_loader_has(loader, name)) {
             const firn_status status = find_checked(loader, name, 0, n, &tensor, &type, err);
             if (status != FIRN_OK) {
                 return status;
             }
             firni_weight_row_to_f32(type, tensor->data, n, vector);
-            report_progress(loader, tensor->n_bytes);
+            firni_loader_report(loader, tensor->n_bytes);
         }
         for (uint32_t r = tensor == NULL ? 1 : n; r < parts[i].n_rows; r++) {
             vector[r] = vector[0];
@@ -306,7 +312,7 @@ firn_status firni_load_projection(firni_loader *loader, const firni_stack_part *
     *out = (firni_projection){ .n_cols = n_cols };
     for (uint32_t i = 0; i < n_parts; i++) {
         char name[FIRNI_TENSOR_NAME_BYTES];
-        tensor_name(name, parts[i].name, "weight");
+        firni_tensor_name(name, parts[i].name, "weight");
         const firn_status status = find_checked(loader, name, parts[i].n_rows, n_cols, &tensors[i], &types[i], err);
         if (status != FIRN_OK) {
             return status;
@@ -349,7 +355,7 @@ firn_status firni_load_vector(firni_loader *loader, const char *name, uint32_t n
                           name);
     }
     firni_weight_row_to_f32(type, tensor->data, n, vector);
-    report_progress(loader, tensor->n_bytes);
+    firni_loader_report(loader, tensor->n_bytes);
     *out = vector;
     return FIRN_OK;
 }

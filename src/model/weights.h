@@ -77,7 +77,16 @@ firn_status firni_loader_check_all_used(const firni_loader *loader, const char *
 #define FIRNI_TENSOR_NAME_BYTES 64u
 /* "blk.<layer>.<suffix>" */
 void firni_layer_tensor_name(char out[FIRNI_TENSOR_NAME_BYTES], uint32_t layer, const char *suffix);
+/* "<name>.<kind>" */
+void firni_tensor_name(char out[FIRNI_TENSOR_NAME_BYTES], const char *name, const char *kind);
 bool firni_loader_has(const firni_loader *loader, const char *name);
+/* The one door to the file's tensors: one of exactly the shape [n_cols, n_rows, n_stack], of a type that the kernels
+ * know, which counts as used from then on. Errors: FORMAT, UNSUPPORTED, as of the functions below. */
+firn_status firni_loader_find(firni_loader *loader, const char *name, uint32_t n_cols, uint32_t n_rows,
+                              uint32_t n_stack, const firni_gguf_tensor **out, firni_weight_type *type,
+                              firn_error *err);
+/* n_bytes more of the file have been loaded. */
+void firni_loader_report(firni_loader *loader, uint64_t n_bytes);
 
 /* One part of a stack: the tensors "<name>.weight" [n_rows, n_cols], and, when the file has them, "<name>.bias"
  * [n_rows] and "<name>.scale" [1]. */
@@ -86,10 +95,14 @@ typedef struct firni_stack_part {
     uint32_t n_rows;
 } firni_stack_part;
 
-/* Errors of these three: FORMAT (missing, or of another shape: both shapes are named), UNSUPPORTED (a type that this
+/* Errors of these four: FORMAT (missing, or of another shape: both shapes are named), UNSUPPORTED (a type that this
  * build does not compute with: named, with those it does), NO_MEMORY. */
 firn_status firni_load_projection(firni_loader *loader, const firni_stack_part *parts, uint32_t n_parts,
                                   uint32_t n_cols, firni_projection *out, firn_error *err);
+/* n_each projections of one shape from tensors with one dimension more (experts, heads): "<name>.weight" [n_cols, n_rows,
+ * n_each], "<name>.bias" [n_rows, n_each], "<name>.scale" [n_each]. Owned by the loader's weights. */
+firn_status firni_load_projections(firni_loader *loader, const firni_stack_part *parts, uint32_t n_parts,
+                                   uint32_t n_cols, uint32_t n_each, const firni_projection **out, firn_error *err);
 firn_status firni_load_vector(firni_loader *loader, const char *name, uint32_t n, const float **out, firn_error *err);
 firn_status firni_load_row_table(firni_loader *loader, const char *name, uint32_t n_rows, uint32_t n_cols,
                                  firni_row_table *out, firn_error *err);
