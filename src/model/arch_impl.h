@@ -77,6 +77,8 @@ void firni_projection_finish(const firni_kernels *kernels, const firni_projectio
 void firni_step_norm(firni_step *step, const float *weight);
 /* x += y, after finishing y, which is what `projection` gave: [n_tokens, n_embd]; y is overwritten. */
 void firni_step_add_residual(firni_step *step, float *y, const firni_projection *projection);
+/* The same with an RMS norm of y in between; weight NULL: none. */
+void firni_step_add_normed(firni_step *step, float *y, const firni_projection *projection, const float *weight);
 /* Adds an array to those that follow the tokens. */
 void firni_step_carry(firni_step *step, float *rows, uint32_t stride);
 /* Drops all but the needed tokens from x, rotations, carried arrays, and `rows` (n_tokens rows, `stride` floats each). */
@@ -93,6 +95,7 @@ typedef struct firni_attention {
     const float *q_norm;       /* [head_dim], NULL: none */
     const float *k_norm;
     firni_projection out;
+    const float *post_norm;    /* [n_embd] of what the block adds, NULL: none */
 } firni_attention;
 
 typedef struct firni_attention_traits {
@@ -104,12 +107,14 @@ firn_status firni_attention_load(firni_loader *loader, const firni_hparams *hpar
                                  const firni_attention_traits *traits, firni_attention *out, firn_error *err);
 void firni_attention_forward(firni_step *step, const firni_attention *attention);
 
-/* SwiGLU: down(silu(gate(h)) * up(h)). */
+/* A gated feed-forward block: down(act(gate(h)) * up(h)). */
 typedef struct firni_ffn {
     uint32_t n_ff;
     const float *norm;
     firni_projection gate_up;
     firni_projection down;
+    const float *post_norm;    /* [n_embd] of what the block adds, NULL: none */
+    bool is_gelu;              /* act is GELU in its tanh form; else SiLU */
 } firni_ffn;
 
 firn_status firni_ffn_load(firni_loader *loader, const firni_hparams *hparams, uint32_t layer, firni_ffn *out,
@@ -180,10 +185,11 @@ typedef struct firni_arch {
 } firni_arch;
 
 extern const firni_arch firni_arch_llama, firni_arch_qwen2, firni_arch_qwen3;
+extern const firni_arch firni_arch_gemma3;
 
 /* NULL when there is no such architecture. */
 const firni_arch *firni_arch_find(const char *name);
-/* "llama, qwen2, qwen3", for messages; cut to out_bytes. */
+/* "llama, qwen2, ...", for messages; cut to out_bytes. */
 void firni_arch_list(char *out, size_t out_bytes);
 
 #endif

@@ -86,7 +86,7 @@ static void finish_heads(const firni_step *step, const void *ctx, uint32_t token
     }
 }
 
-/* x += out(attend(rotate(qkv(norm(x)))))
+/* x += out(attend(rotate(qkv(norm(x))))), the sum's right side normed where the architecture does so.
  *
  * Keys and values are stored before attention runs, so a token sees itself and all before it in its row. In the last
  * layer that stores that is all that most prompt tokens are needed for: the rest is computed for the others alone. */
@@ -129,5 +129,5 @@ void firni_attention_forward(firni_step *step, const firni_attention *attention)
     (void)status;
     /* Queries, keys and values are done with: their buffer takes the block's output. */
     firni_step_project(step, &attention->out, step->h, attend.out_stride, step->wide, n_embd);
-    firni_step_add_residual(step, step->wide, &attention->out);
+    firni_step_add_normed(step, step->wide, &attention->out, attention->post_norm);
 }

@@ -1,5 +1,5 @@
 /*
- * The feed-forward block: norm, gate and up projection in one pass, SwiGLU, down projection.
+ * The feed-forward block: norm, gate and up projection in one pass, SwiGLU or its GELU sibling, down projection.
  * Source: GLU variants (arXiv 2002.05202).
  */
 #include "model/arch_impl.h"
@@ -43,10 +43,14 @@ static void gate_token(const firni_step *step, const void *ctx, uint32_t token)
     const uint32_t n_ff = ffn->n_ff;
     float *gate = step->wide + (size_t)token * 2 * n_ff;
     firni_projection_finish(step->kernels, &ffn->gate_up, gate);
-    step->kernels->silu_mul(gate, gate, gate + n_ff, n_ff);
+    if (ffn->is_gelu) {
+        step->kernels->gelu_mul(gate, gate, gate + n_ff, n_ff);
+    } else {
+        step->kernels->silu_mul(gate, gate, gate + n_ff, n_ff);
+    }
 }
 
-/* x += down(silu(gate) * up), gate and up from norm(x). Without tokens, after narrowing, there is nothing to do. */
+/* x += down(act(gate) * up), gate and up from norm(x). Without tokens, after narrowing, there is nothing to do. */
 void firni_ffn_forward(firni_step *step, const firni_ffn *ffn)
 {
     const firni_hparams *hp = step->hparams;
@@ -58,5 +62,5 @@ void firni_ffn_forward(firni_step *step, const firni_ffn *ffn)
     firni_step_each_token(step, gate_token, ffn);
     /* The products lie in the first half of each row, so the stride stays that of both halves. */
     firni_step_project(step, &ffn->down, step->wide, 2 * ffn->n_ff, step->h, hp->n_embd);
-    firni_step_add_residual(step, step->h, &ffn->down);
+    firni_step_add_normed(step, step->h, &ffn->down, ffn->post_norm);
 }

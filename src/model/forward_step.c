@@ -108,6 +108,7 @@ void firni_projection_finish(const firni_kernels *kernels, const firni_projectio
 typedef struct residual {
     float *y;
     const firni_projection *projection;
+    const float *weight;
 } residual;
 
 static void add_residual_token(const firni_step *step, const void *ctx, uint32_t token)
@@ -116,13 +117,21 @@ static void add_residual_token(const firni_step *step, const void *ctx, uint32_t
     const uint32_t n = step->hparams->n_embd;
     float *y = r->y + (size_t)token * n;
     firni_projection_finish(step->kernels, r->projection, y);
+    if (r->weight != NULL) {
+        step->kernels->rms_norm(y, y, r->weight, n, step->hparams->rms_eps);
+    }
     step->kernels->add(step->x + (size_t)token * n, y, n);
+}
+
+void firni_step_add_normed(firni_step *step, float *y, const firni_projection *projection, const float *weight)
+{
+    const residual r = { .y = y, .projection = projection, .weight = weight };
+    firni_step_each_token(step, add_residual_token, &r);
 }
 
 void firni_step_add_residual(firni_step *step, float *y, const firni_projection *projection)
 {
-    const residual r = { .y = y, .projection = projection };
-    firni_step_each_token(step, add_residual_token, &r);
+    firni_step_add_normed(step, y, projection, NULL);
 }
 
 void firni_step_carry(firni_step *step, float *rows, uint32_t stride)

@@ -68,6 +68,7 @@ typedef struct firni_hparams {
     uint32_t n_ctx_train;
     float rms_eps;
     float embedding_scale;  /* multiplies embeddings */
+    float attention_scale;  /* of scores; 0: 1 / sqrt(head_dim) */
     float logit_softcap;    /* 0: none; else logits become softcap * tanh(logit / softcap) */
     firni_rope_params ropes[FIRNI_ROPES_MAX];
     uint32_t n_ropes;
@@ -90,6 +91,11 @@ void firni_read_ffn(firni_keys *keys, firni_hparams *hp);
 void firni_read_rope(firni_keys *keys, firni_hparams *hp, uint32_t n_dims_default);
 /* The mixture of experts, in every layer from the first n_dense on. `gating` when the file does not say. */
 void firni_read_experts(firni_keys *keys, firni_hparams *hp, uint32_t n_dense, firni_gating gating);
+/* Gives layers their windows. Without a pattern in the file the last of each `period` layers sees everything, or the
+ * first. */
+void firni_read_windows(firni_keys *keys, firni_hparams *hp, uint32_t period, bool is_last_full);
+/* After the windows: ropes[1], unscaled, for the layers that have one. */
+void firni_read_window_rope(firni_keys *keys, firni_hparams *hp, uint32_t n_dims_default, float base_default);
 /* Refuses files with experts, for architectures that have none. */
 void firni_read_no_experts(firni_keys *keys);
 
