@@ -171,7 +171,7 @@ typedef struct firn_attend_input {
     const float *sinks;   /* NULL, or [n_heads]: a logit per head that takes part in the softmax without a value */
 } firn_attend_input;
 
-/* Errors: INVALID (n_heads, counts larger than a row). Allocates nothing. `workers` may be NULL. */
+/* Errors: INVALID (n_heads, counts larger than a row, the window of a row's first query has been settled away). Allocates nothing. `workers` may be NULL. */
 firn_status firn_cache_attend(const firn_cache *cache, const firn_attend_input *input, const uint32_t *counts,
                               firn_workers *workers, firn_error *err);
 
@@ -208,7 +208,8 @@ firn_status firn_cache_spec_rollback(firn_cache *cache, const uint32_t *keep, fi
 /* ---- dense view for outside engines -------------------------------------------------------------------------- */
 
 /* state(): the state as dense arrays, in the layout's order (plain: K then V, each [B, n_kv_heads, S, dim] in the
- * storage dtype, S = offset, rows right-justified, padding zero). Sets *n_tensors; `tensors` has room for
+ * storage dtype, S = offset, rows right-justified, padding zero; with a window each row shows its last tokens, at most
+ * as many as the window has, and S is the largest number of them). Sets *n_tensors; `tensors` has room for
  * FIRN_CACHE_STATE_TENSORS_MAX. stateNeedsDispose is tensors[i].owned: owned tensors are released with
  * firn_tensor_deinit(), borrowed ones stay valid until the next call that changes the cache. Errors: NO_MEMORY. */
 #define FIRN_CACHE_STATE_TENSORS_MAX 8

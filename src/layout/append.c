@@ -73,6 +73,22 @@ firn_status firn_cache_append(firn_cache *cache, const firn_append_input *input,
     return FIRN_OK;
 }
 
+/* After a step a row has let go of what only that step's queries could see. A row of as many tokens as end with the
+ * first query needs the blocks that this query needs. */
+static firn_status check_window(const firn_cache *cache, uint32_t row, uint32_t count, firn_error *err)
+{
+    if (count == 0 || cache->ops->first_block_needed == NULL) {
+        return FIRN_OK;
+    }
+    const firn_row_view view = firn_cache_view_row(cache, row);
+    const uint32_t first_needed = firn_cache_first_block_needed(cache, view.n_tokens - count + 1);
+    if (view.first_block > first_needed) {
+        return firni_fail(err, FIRN_ERR_INVALID, "%u queries for row %u see tokens from block %u on; it holds them "
+                          "from block %u on", count, row, first_needed, view.first_block);
+    }
+    return FIRN_OK;
+}
+
 firn_status firn_cache_attend(const firn_cache *cache, const firn_attend_input *input, const uint32_t *counts,
                               firn_workers *workers, firn_error *err)
 {
@@ -90,6 +106,10 @@ firn_status firn_cache_attend(const firn_cache *cache, const firn_attend_input *
         if (counts[r] > firn_cache_row_tokens(cache, r)) {
             return firni_fail(err, FIRN_ERR_INVALID, "%u queries for row %u, which holds %u tokens", counts[r], r,
                               firn_cache_row_tokens(cache, r));
+        }
+        const firn_status status = check_window(cache, r, counts[r], err);
+        if (status != FIRN_OK) {
+            return status;
         }
     }
     firn_attend_input dense = *input;

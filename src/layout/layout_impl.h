@@ -236,7 +236,7 @@ firni_span firni_span_at(const firni_rows *rows, const uint32_t *counts, uint32_
 
 /* ---- dense.c: blocks to rectangles ---- */
 
-/* One plane of all rows as [batch, shape[0], offset, inner], right-justified, padding zero. token_axis (1 or 2) is the
+/* One plane of all rows as [batch, shape[0], S, inner], right-justified, padding zero; S as firn_cache_state() says. token_axis (1 or 2) is the
  * axis of plane->shape that runs over the block's tokens; inner is the other one. The data is borrowed from the block
  * where one row's plane already lies like this, and owned otherwise. Errors: NO_MEMORY; the tensor is zeroed then. */
 firn_status firni_dense_plane(const firn_cache *cache, const firn_plane *plane, uint32_t token_axis,

@@ -39,9 +39,20 @@ static const firn_dtype rig_dtypes[] = { FIRN_DTYPE_F16, FIRN_DTYPE_F32, FIRN_DT
 /* What each family is given beside dtype and geometry. A family that is attended to is covered by standing here. */
 static const firn_cache_options rig_families[] = {
     { .layout = "kv:plain" },
+    { .layout = "kv:window", .window = 20 },           /* less than a block */
+    { .layout = "kv:window", .window = RIG_T + 37 },   /* not a multiple of one */
+    { .layout = "kv:window", .window = 3 * RIG_T },    /* as long as most rows of these tests */
 };
 
 #define RIG_N_FAMILIES (sizeof rig_families / sizeof rig_families[0])
+
+/* Families that are not attended to, with the test program that is theirs; the last entry is empty. */
+static const struct {
+    const char *layout;
+    const char *test;
+} rig_families_apart[] = {
+    { NULL, NULL },
+};
 
 static inline firn_cache_options rig_options(size_t family, firn_dtype dtype, rig_geometry geometry)
 {
@@ -220,13 +231,48 @@ static inline float *rig_attend(const firn_cache *cache, const firn_donor *donor
 
 /* ---- comparison ---- */
 
-/* A serial cache that has seen these tokens, in one append, and nothing else. */
-static inline firn_cache *rig_fresh(const firn_cache_options *options, firn_pool *pool, const rig_tokens *tokens)
+/* A serial cache that has seen these tokens, in one append, and nothing else. It has let go of nothing yet: all its
+ * tokens can be queries. */
+static inline firn_cache *rig_fed(const firn_cache_options *options, firn_pool *pool, const rig_tokens *tokens)
 {
     firn_cache *cache = rig_cache(options, pool);
     assert_ok(firn_cache_add_row(cache, NULL));
     assert_ok(rig_feed(cache, tokens->id, &tokens->n, NULL, NULL));
     return cache;
+}
+
+/* The same at the end of its step. */
+static inline firn_cache *rig_fresh(const firn_cache_options *options, firn_pool *pool, const rig_tokens *tokens)
+{
+    firn_cache *cache = rig_fed(options, pool, tokens);
+    firn_cache_settle(cache);
+    return cache;
+}
+
+/* How many tokens of a row the dense view shows. */
+static inline uint32_t rig_shown(const firn_cache *cache, uint32_t n_tokens)
+{
+    const uint32_t window = firn_cache_get_options(cache)->window;
+    return window > 0 && window < n_tokens ? window : n_tokens;
+}
+
+/* How many of a row's last tokens, up to n_max, can still be queries. */
+static inline uint32_t rig_queries(const firn_cache *cache, uint32_t row, uint32_t n_max)
+{
+    const firn_row_view view = firn_cache_view_row(cache, row);
+    uint32_t n = view.n_tokens < n_max ? view.n_tokens : n_max;
+    while (n > 0 && firn_cache_first_block_needed(cache, view.n_tokens - n + 1) < view.first_block) {
+        n--;
+    }
+    assert_true(n > 0 || view.n_tokens == 0); /* the last one always can */
+    return n;
+}
+
+/* Pool bytes of an unshared row that holds what a row of n_from tokens needs, and room up to n_to. */
+static inline uint64_t rig_row_bytes(const firn_cache *cache, uint32_t n_from, uint32_t n_to)
+{
+    const uint32_t n_older = firn_cache_first_block_needed(cache, n_to) - firn_cache_first_block_needed(cache, n_from);
+    return firn_cache_projected_bytes(cache, n_to) + n_older * firn_cache_block_bytes(cache);
 }
 
 /* One row of each dense tensor against the only row of the other. */
@@ -237,15 +283,16 @@ static inline void rig_compare_states(const firn_cache *cache, uint32_t row, con
     uint32_t n_alone;
     assert_ok(firn_cache_state(fresh, alone, &n_alone, NULL));
     assert_int_equal(n_alone, n_tensors);
-    const uint32_t n_tokens = firn_cache_row_tokens(cache, row);
+    const uint32_t n_tokens = rig_shown(cache, firn_cache_row_tokens(cache, row));
+    const uint32_t width = rig_shown(cache, firn_cache_offset(cache));
     for (uint32_t i = 0; i < n_tensors; i++) {
         assert_int_equal(batch[i].n_dims, 4);
         assert_int_equal(batch[i].dtype, alone[i].dtype);
         assert_int_equal(batch[i].shape[0], firn_cache_batch_size(cache));
-        assert_int_equal(batch[i].shape[2], firn_cache_offset(cache));
+        assert_int_equal(batch[i].shape[2], width);
         assert_int_equal(alone[i].shape[2], n_tokens);
         const size_t token_bytes = (size_t)batch[i].shape[3] * firn_dtype_bytes(batch[i].dtype);
-        const size_t pad = firn_cache_left_pad(cache, row);
+        const size_t pad = width - n_tokens;
         for (size_t h = 0; h < batch[i].shape[1] && n_tokens > 0; h++) {
             const uint8_t *head =
                 (const uint8_t *)batch[i].data + (row * batch[i].shape[1] + h) * batch[i].shape[2] * token_bytes;
@@ -285,7 +332,7 @@ static inline void rig_assert_rows(const firn_cache *cache, const rig_tokens *co
     for (uint32_t r = 0; r < n_rows; r++) {
         assert_int_equal(positions[r], rows[r]->n);
         assert_int_equal(firn_cache_left_pad(cache, r), offset - rows[r]->n);
-        counts[r] = rows[r]->n < RIG_QUERIES ? rows[r]->n : RIG_QUERIES;
+        counts[r] = rig_queries(cache, r, RIG_QUERIES);
         memcpy(ids + n_queries, rows[r]->id + (rows[r]->n - counts[r]), counts[r] * sizeof *ids);
         n_queries += counts[r];
     }
@@ -299,7 +346,7 @@ static inline void rig_assert_rows(const firn_cache *cache, const rig_tokens *co
     const float *out_row = out;
     n_queries = 0;
     for (uint32_t r = 0; r < n_rows; r++) {
-        firn_cache *fresh = rig_fresh(firn_cache_get_options(cache), pool, rows[r]);
+        firn_cache *fresh = rig_fed(firn_cache_get_options(cache), pool, rows[r]);
         rig_compare_states(cache, r, batch, n_tensors, fresh);
         float *alone = rig_attend(fresh, NULL, ids + n_queries, &counts[r], NULL, &n_floats);
         assert_memory_equal(out_row, alone, n_floats * sizeof *alone);

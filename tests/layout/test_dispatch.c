@@ -4,6 +4,8 @@
  */
 #include "layout/rig.h"
 
+#include <unistd.h>
+
 static const firn_cache_options probe_options = { .n_kv_heads = 1, .head_dim = 8, .dtype = FIRN_DTYPE_F32 };
 
 static firn_cache *probe(const firni_layout *layout, firn_pool *pool, uint32_t n_tokens)
@@ -244,6 +246,26 @@ static void every_registered_table_is_complete(void **state)
     assert_null(firni_layout_find("kv:nothing"));
 }
 
+/* A family that nobody tests would be one that nobody misses. */
+static void every_registered_family_is_tested(void **state)
+{
+    (void)state;
+    for (uint32_t l = 0; l < firni_layout_count(); l++) {
+        const char *family = firni_layout_at(l)->family;
+        bool is_tested = false;
+        for (size_t i = 0; i < RIG_N_FAMILIES; i++) {
+            is_tested = is_tested || strcmp(rig_families[i].layout, family) == 0;
+        }
+        for (size_t i = 0; rig_families_apart[i].layout != NULL; i++) {
+            is_tested = is_tested || strcmp(rig_families_apart[i].layout, family) == 0;
+            assert_int_equal(access(rig_families_apart[i].test, R_OK), 0);
+        }
+        if (!is_tested) {
+            fail_msg("%s stands neither in rig_families nor in rig_families_apart", family);
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -251,6 +273,7 @@ int main(void)
         cmocka_unit_test(present_members_are_asked),
         cmocka_unit_test(hooks_are_called_in_order_and_a_refused_begin_opens_no_round),
         cmocka_unit_test(every_registered_table_is_complete),
+        cmocka_unit_test(every_registered_family_is_tested),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -157,6 +157,7 @@ static firn_cache *batch_of(const firn_cache_options *options, firn_pool *pool, 
         assert_ok(firn_cache_add_row(cache, NULL));
         assert_ok(rig_feed_row(cache, r, tokens[r].id, tokens[r].n, NULL));
     }
+    firn_cache_settle(cache);
     return cache;
 }
 

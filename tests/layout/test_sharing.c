@@ -20,6 +20,7 @@ static firn_cache *serial_of(const firn_cache_options *options, firn_pool *pool,
         const uint32_t count = n - done < CHUNK ? n - done : CHUNK;
         assert_ok(rig_feed(cache, ids, &count, NULL, NULL));
     }
+    firn_cache_settle(cache);
     return cache;
 }
 
@@ -115,6 +116,7 @@ static void check_filtered(const firn_cache_options *options)
         assert_ok(firn_cache_add_row(batch, NULL));
         assert_ok(rig_feed_row(batch, r, tokens[r].id, tokens[r].n, NULL));
     }
+    firn_cache_settle(batch);
     test_rng rng = test_rng_create("filter", 5);
     uint32_t left[12];
     for (uint32_t r = 0; r < 12; r++) {

@@ -113,7 +113,7 @@ static void assert_donor(const firn_donor *donor, const firn_cache *geometry, co
 static void check_donor(const firn_cache_options *options)
 {
     firn_pool *pool = rig_pool(RIG_BIG_BUDGET, NULL);
-    rig_tokens a = rig_sequence(0, RIG_T + 20);
+    rig_tokens a = rig_sequence(0, RIG_T + 30);
     rig_tokens b = rig_sequence(1, 7);
     const rig_tokens *rows[2] = { &a, &b };
     firn_cache *cache = rig_fresh(options, pool, &a);
