@@ -91,7 +91,11 @@ typedef struct firni_attention {
     firni_layer_shape shape;
     float scale;               /* of scores */
     const float *norm;
-    firni_projection qkv;      /* queries, keys, values below each other */
+    bool shares_state;         /* an earlier layer's keys and values are read; the layer has queries alone */
+    bool values_are_keys;      /* no matrix for values: they are the keys before norm and rotation */
+    bool norms_values;         /* RMS norm, without a weight, of each value head */
+    uint32_t width;            /* floats of a token's queries and, unless shared, keys and values */
+    firni_projection qkv;      /* queries, keys, values below each other; as many of them as the layer has */
     const float *q_norm;       /* [head_dim], NULL: none */
     const float *k_norm;
     firni_projection out;
@@ -101,6 +105,9 @@ typedef struct firni_attention {
 typedef struct firni_attention_traits {
     bool needs_qkv_bias; /* its absence is an error; everywhere else biases are what the file says */
     bool has_qk_norm;    /* RMS norm of each query and key head before the rotation */
+    bool shares_state;   /* see firni_attention; what the file has for keys and values is left aside */
+    bool may_lack_values; /* without a matrix for values, keys serve as values */
+    bool norms_values;
 } firni_attention_traits;
 
 firn_status firni_attention_load(firni_loader *loader, const firni_hparams *hparams, uint32_t layer,
@@ -149,6 +156,31 @@ void firni_moe_forward(firni_step *step, const firni_moe *moe, void *scratch);
 /* Never less for more tokens; 0 when no layer has experts. */
 size_t firni_moe_scratch_bytes(const firni_hparams *hparams, uint32_t n_tokens);
 
+/* Per-layer inputs: what all layers' are made of, and what one layer does with its own. */
+typedef struct firni_layer_inputs {
+    firni_row_table embedding;   /* rows of n_layers * n_layer_input */
+    firni_projection projection; /* of the scaled embedding, to the same width */
+    const float *norm;           /* [n_layer_input] */
+} firni_layer_inputs;
+
+typedef struct firni_layer_input {
+    firni_projection gate;
+    firni_projection projection;
+    const float *norm;           /* [n_embd] of what the layer adds */
+} firni_layer_input;
+
+firn_status firni_layer_inputs_load(firni_loader *loader, const firni_hparams *hparams, firni_layer_inputs *out,
+                                    firn_error *err);
+firn_status firni_layer_input_load(firni_loader *loader, const firni_hparams *hparams, uint32_t layer,
+                                   firni_layer_input *out, firn_error *err);
+/* Bytes of step->extra. */
+size_t firni_layer_inputs_bytes(const firni_hparams *hparams, uint32_t n_tokens);
+void firni_layer_inputs_widths(const firni_hparams *hparams, firni_widths *widths);
+/* Before the first layer. */
+void firni_layer_inputs_begin(firni_step *step, const firni_layer_inputs *inputs);
+/* At the end of a layer. */
+void firni_layer_input_forward(firni_step *step, const firni_layer_input *input);
+
 /* A layer of attention then SwiGLU, which llama, qwen2 and qwen3 have in common. */
 typedef struct firni_dense_layer {
     firni_attention attention;
@@ -185,7 +217,7 @@ typedef struct firni_arch {
 } firni_arch;
 
 extern const firni_arch firni_arch_llama, firni_arch_qwen2, firni_arch_qwen3;
-extern const firni_arch firni_arch_gemma3;
+extern const firni_arch firni_arch_gemma3, firni_arch_gemma4;
 
 /* NULL when there is no such architecture. */
 const firni_arch *firni_arch_find(const char *name);

@@ -8,14 +8,16 @@
  */
 #include <assert.h>
 #include <math.h>
+#include <string.h>
 
 #include "base/base_impl.h"
 #include "model/arch_impl.h"
 
 /* The block's input norm, and the norms of query and key heads where the architecture has them. */
-static firn_status load_norms(firni_loader *loader, const firni_hparams *hp, uint32_t layer, bool has_qk_norm,
-                              firni_attention *out, firn_error *err)
+static firn_status load_norms(firni_loader *loader, const firni_hparams *hp, uint32_t layer,
+                              const firni_attention_traits *traits, firni_attention *out, firn_error *err)
 {
+    const bool has_qk_norm = traits->has_qk_norm;
     const uint32_t head_dim = hp->layers[layer].head_dim;
     char name[FIRNI_TENSOR_NAME_BYTES];
     firni_layer_tensor_name(name, layer, "attn_norm.weight");
@@ -24,11 +26,23 @@ static firn_status load_norms(firni_loader *loader, const firni_hparams *hp, uin
         firni_layer_tensor_name(name, layer, "attn_q_norm.weight");
         status = firni_load_vector(loader, name, head_dim, &out->q_norm, err);
     }
-    if (status == FIRN_OK && has_qk_norm) {
+    if (status == FIRN_OK && has_qk_norm && !traits->shares_state) {
         firni_layer_tensor_name(name, layer, "attn_k_norm.weight");
         status = firni_load_vector(loader, name, head_dim, &out->k_norm, err);
     }
     return status;
+}
+
+/* Files hold keys and values of layers that do not use them. */
+static void skip_keys_and_values(firni_loader *loader, uint32_t layer)
+{
+    static const char *const suffixes[] = { "attn_k.weight", "attn_k.bias", "attn_k.scale", "attn_k_norm.weight",
+                                            "attn_v.weight", "attn_v.bias", "attn_v.scale" };
+    for (size_t i = 0; i < sizeof suffixes / sizeof suffixes[0]; i++) {
+        char name[FIRNI_TENSOR_NAME_BYTES];
+        firni_layer_tensor_name(name, layer, suffixes[i]);
+        firni_loader_skip(loader, name);
+    }
 }
 
 firn_status firni_attention_load(firni_loader *loader, const firni_hparams *hp, uint32_t layer,
@@ -49,10 +63,28 @@ firn_status firni_attention_load(firni_loader *loader, const firni_hparams *hp, 
         { .name = v, .n_rows = shape->n_kv_heads * shape->value_dim },
     };
     const firni_stack_part output = { .name = o, .n_rows = hp->n_embd };
-    *out = (firni_attention){ .shape = *shape, .scale = (float)(1.0 / sqrt((double)shape->head_dim)) };
-    firn_status status = load_norms(loader, hp, layer, traits->has_qk_norm, out, err);
+    char v_weight[FIRNI_TENSOR_NAME_BYTES];
+    firni_layer_tensor_name(v_weight, layer, "attn_v.weight");
+    *out = (firni_attention){
+        .shape = *shape,
+        .scale = (float)(1.0 / sqrt((double)shape->head_dim)),
+        .shares_state = traits->shares_state,
+        .values_are_keys = traits->may_lack_values && !traits->shares_state && !firni_loader_has(loader, v_weight),
+        .norms_values = traits->norms_values,
+        .width = qkv[0].n_rows + (traits->shares_state ? 0 : qkv[1].n_rows + qkv[2].n_rows),
+    };
+    if (out->values_are_keys && shape->head_dim != shape->value_dim) {
+        return firni_fail(err, FIRN_ERR_FORMAT, "%s: tensor '%s' is missing, and keys of %lu cannot be values of %lu",
+                          firni_gguf_path(loader->gguf), v_weight, (unsigned long)shape->head_dim,
+                          (unsigned long)shape->value_dim);
+    }
+    firn_status status = load_norms(loader, hp, layer, traits, out, err);
     if (status == FIRN_OK) {
-        status = firni_load_projection(loader, qkv, 3, hp->n_embd, &out->qkv, err);
+        const uint32_t n_parts = out->shares_state ? 1 : out->values_are_keys ? 2 : 3;
+        status = firni_load_projection(loader, qkv, n_parts, hp->n_embd, &out->qkv, err);
+    }
+    if (status == FIRN_OK && out->shares_state) {
+        skip_keys_and_values(loader, layer);
     }
     if (status == FIRN_OK && traits->needs_qkv_bias && out->qkv.bias == NULL) {
         status = firni_fail(err, FIRN_ERR_FORMAT, "%s: tensors '%s.bias' and its neighbours are missing",
@@ -64,7 +96,8 @@ firn_status firni_attention_load(firni_loader *loader, const firni_hparams *hp, 
     return status;
 }
 
-/* Between projection and cache, for one token: biases, head norms, rotation of queries and keys. */
+/* Between projection and cache, for one token: biases, head norms, rotation of queries and keys. Values come first where
+ * they are made of keys, before these are changed. */
 static void finish_heads(const firni_step *step, const void *ctx, uint32_t token)
 {
     const firni_attention *attention = ctx;
@@ -72,11 +105,21 @@ static void finish_heads(const firni_step *step, const void *ctx, uint32_t token
     const firni_layer_shape *shape = &attention->shape;
     const firni_rope_params *rope = &hp->ropes[shape->rope];
     const firni_kernels *kernels = step->kernels;
-    float *row = step->wide + (size_t)token * attention->qkv.n_rows;
+    float *row = step->wide + (size_t)token * attention->width;
     const float *cos_sin = step->cos_sin[shape->rope] + (size_t)token * rope->n_dims;
     firni_projection_finish(kernels, &attention->qkv, row);
+    float *keys = row + (size_t)shape->n_heads * shape->head_dim;
+    float *values = keys + (size_t)shape->n_kv_heads * shape->head_dim;
+    if (attention->values_are_keys) {
+        memcpy(values, keys, (size_t)shape->n_kv_heads * shape->head_dim * sizeof *values);
+    }
+    for (uint32_t head = 0; head < shape->n_kv_heads && attention->norms_values && !attention->shares_state; head++) {
+        float *value = values + (size_t)head * shape->value_dim;
+        kernels->rms_norm(value, value, NULL, shape->value_dim, hp->rms_eps);
+    }
     /* Keys follow queries, so one loop serves both. */
-    for (uint32_t head = 0; head < shape->n_heads + shape->n_kv_heads; head++) {
+    const uint32_t n_vectors = shape->n_heads + (attention->shares_state ? 0 : shape->n_kv_heads);
+    for (uint32_t head = 0; head < n_vectors; head++) {
         float *vector = row + (size_t)head * shape->head_dim;
         if (attention->q_norm != NULL) {
             kernels->rms_norm(vector, vector, head < shape->n_heads ? attention->q_norm : attention->k_norm,
@@ -86,29 +129,39 @@ static void finish_heads(const firni_step *step, const void *ctx, uint32_t token
     }
 }
 
+/* Stores the step's keys and values. */
+static void store(firni_step *step, const firni_attention *attention)
+{
+    const firni_layer_shape *shape = &attention->shape;
+    const uint32_t k_offset = shape->n_heads * shape->head_dim;
+    const firn_append_input append = {
+        .k = step->wide + k_offset,
+        .v = step->wide + k_offset + shape->n_kv_heads * shape->head_dim,
+        .k_stride = attention->width,
+        .v_stride = attention->width,
+    };
+    /* Cannot fail: forward.c has reserved, and an append converts and stores. */
+    const firn_status status = firn_cache_append(step->cache, &append, step->counts, step->workers, NULL);
+    assert(status == FIRN_OK && "the cache was reserved");
+    (void)status;
+}
+
 /* x += out(attend(rotate(qkv(norm(x))))), the sum's right side normed where the architecture does so.
  *
  * Keys and values are stored before attention runs, so a token sees itself and all before it in its row. In the last
- * layer that stores that is all that most prompt tokens are needed for: the rest is computed for the others alone. */
+ * layer that stores that is all that most prompt tokens are needed for: the rest is computed for the others alone. A
+ * layer without state of its own reads that of an earlier one, which holds the same tokens. */
 void firni_attention_forward(firni_step *step, const firni_attention *attention)
 {
     const firni_layer_shape *shape = &attention->shape;
     const uint32_t n_embd = step->hparams->n_embd;
-    const uint32_t stride = attention->qkv.n_rows;
-    const uint32_t k_offset = shape->n_heads * shape->head_dim;
-    const uint32_t v_offset = k_offset + shape->n_kv_heads * shape->head_dim;
+    const uint32_t stride = attention->width;
     firni_step_norm(step, attention->norm);
     firni_step_project(step, &attention->qkv, step->h, n_embd, step->wide, stride);
     firni_step_each_token(step, finish_heads, attention);
-    const firn_append_input append = {
-        .k = step->wide + k_offset,
-        .v = step->wide + v_offset,
-        .k_stride = stride,
-        .v_stride = stride,
-    };
-    /* Cannot fail: forward.c has reserved, and an append converts and stores. */
-    firn_status status = firn_cache_append(step->cache, &append, step->counts, step->workers, NULL);
-    assert(status == FIRN_OK && "the cache was reserved");
+    if (!attention->shares_state) {
+        store(step, attention);
+    }
     if (step->is_last_to_store && step->n_needed < step->n_tokens) {
         firni_step_narrow(step, step->wide, stride);
     }
@@ -124,7 +177,7 @@ void firni_attention_forward(firni_step *step, const firni_attention *attention)
         .n_heads = shape->n_heads,
         .scale = attention->scale,
     };
-    status = firn_cache_attend(step->cache, &attend, step->counts, step->workers, NULL);
+    const firn_status status = firn_cache_attend(step->cache, &attend, step->counts, step->workers, NULL);
     assert(status == FIRN_OK && "the geometry was checked");
     (void)status;
     /* Queries, keys and values are done with: their buffer takes the block's output. */

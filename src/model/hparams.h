@@ -15,6 +15,7 @@
 #define FIRNI_WIDTH_MAX (1u << 17)   /* n_embd */
 #define FIRNI_FF_MAX (1u << 20)      /* n_ff */
 #define FIRNI_HEADS_MAX 1024u
+#define FIRNI_LAYER_INPUT_MAX (1u << 14)
 #define FIRNI_VOCAB_MAX (1u << 24)
 
 #define FIRNI_ROPES_MAX 2u
@@ -68,6 +69,7 @@ typedef struct firni_hparams {
     uint32_t n_ctx_train;
     float rms_eps;
     float embedding_scale;  /* multiplies embeddings */
+    uint32_t n_layer_input; /* width of what each layer gets of a token beside the residual stream; 0: nothing */
     float attention_scale;  /* of scores; 0: 1 / sqrt(head_dim) */
     float logit_softcap;    /* 0: none; else logits become softcap * tanh(logit / softcap) */
     firni_rope_params ropes[FIRNI_ROPES_MAX];
@@ -92,7 +94,7 @@ void firni_read_rope(firni_keys *keys, firni_hparams *hp, uint32_t n_dims_defaul
 /* The mixture of experts, in every layer from the first n_dense on. `gating` when the file does not say. */
 void firni_read_experts(firni_keys *keys, firni_hparams *hp, uint32_t n_dense, firni_gating gating);
 /* Gives layers their windows. Without a pattern in the file the last of each `period` layers sees everything, or the
- * first. */
+ * first; with a period of 0 its absence is an error. */
 void firni_read_windows(firni_keys *keys, firni_hparams *hp, uint32_t period, bool is_last_full);
 /* After the windows: ropes[1], unscaled, for the layers that have one. */
 void firni_read_window_rope(firni_keys *keys, firni_hparams *hp, uint32_t n_dims_default, float base_default);

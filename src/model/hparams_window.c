@@ -30,6 +30,10 @@ void firni_read_windows(firni_keys *keys, firni_hparams *hp, uint32_t period, bo
     if (!read_flags(keys, hp, has_window) && keys->status == FIRN_OK) {
         const uint32_t told = firni_key_u32(keys, "attention.sliding_window_pattern", 0, FIRNI_LAYERS_MAX, &none);
         period = told > 0 ? told : period;
+        if (period == 0) {
+            firni_key_fail(keys, "attention.sliding_window_pattern", "is missing");
+            return;
+        }
         for (uint32_t i = 0; i < hp->n_layers; i++) {
             has_window[i] = i % period != (is_last_full ? period - 1 : 0);
         }

@@ -80,8 +80,8 @@ static firn_status build_tokenizer(firn_model *model, firn_error *err)
     return status;
 }
 
-/* Llama 3 files carry their frequency scaling, of the first rotation, as divisors in a tensor. Zero or NaN among them would turn positions into
- * infinities that reach every logit. */
+/* Llama 3 files carry their frequency scaling, of the first rotation, as divisors in a tensor. Zero or NaN among them
+ * would turn positions into infinities that reach every logit. */
 static firn_status build_rope(firn_model *model, firni_loader *loader, firn_error *err)
 {
     static const char name[] = "rope_freqs.weight";
@@ -93,8 +93,8 @@ static firn_status build_rope(firn_model *model, firni_loader *loader, firn_erro
             return status;
         }
         for (uint32_t i = 0; i < params->n_dims / 2; i++) {
-            /* A negative one turns the other way: odd, but well defined. */
-            if (!(fabsf(factors[i]) > 1e-9F && fabsf(factors[i]) < 1e9F)) {
+            /* A negative one turns the other way: odd, but well defined. 1e30 is how files say that a pair does not turn. */
+            if (!(fabsf(factors[i]) > 1e-9F && fabsf(factors[i]) < 1e31F)) {
                 return firni_fail(err, FIRN_ERR_FORMAT, "%s: tensor '%s': divisor %lu is %g",
                                   firni_gguf_path(model->gguf), name, (unsigned long)i, (double)factors[i]);
             }

@@ -137,6 +137,14 @@ bool firni_loader_has(const firni_loader *loader, const char *name)
     return firni_gguf_find_tensor(loader->gguf, name) != NULL;
 }
 
+void firni_loader_skip(firni_loader *loader, const char *name)
+{
+    const firni_gguf_tensor *tensor = firni_gguf_find_tensor(loader->gguf, name);
+    if (tensor != NULL) {
+        loader->used[tensor - firni_gguf_tensor_at(loader->gguf, 0)] = 1;
+    }
+}
+
 /* Called after each tensor; the callback must be cheap or decide for itself. */
 void firni_loader_report(firni_loader *loader, uint64_t n_bytes)
 {

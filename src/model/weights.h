@@ -87,6 +87,8 @@ firn_status firni_loader_find(firni_loader *loader, const char *name, uint32_t n
                               firn_error *err);
 /* n_bytes more of the file have been loaded. */
 void firni_loader_report(firni_loader *loader, uint64_t n_bytes);
+/* Counts a tensor that the architecture knows and does not read as used; does nothing when the file lacks it. */
+void firni_loader_skip(firni_loader *loader, const char *name);
 
 /* One part of a stack: the tensors "<name>.weight" [n_rows, n_cols], and, when the file has them, "<name>.bias"
  * [n_rows] and "<name>.scale" [1]. */

@@ -22,7 +22,7 @@ typedef struct fixture {
     firn_model *model;
     firn_pool *pool;
     uint32_t n_vocab;
-    uint32_t n_layers;
+    uint32_t n_layers; /* those that store state */
 } fixture;
 
 typedef struct fixture_options {
@@ -59,7 +59,7 @@ static inline fixture fixture_open(const fixture_options *options)
     const firn_pool_options pool_options = { .budget_bytes = (uint64_t)1 << 32 };
     assert_ok(firn_pool_create(&pool_options, NULL, &f.pool, &err));
     f.n_vocab = firn_model_get_info(f.model)->n_vocab;
-    f.n_layers = firn_model_get_info(f.model)->n_layers;
+    f.n_layers = firn_model_schema(f.model)->n_layers;
     assert_in_range(f.n_layers, 1, FIXTURE_LAYERS_MAX);
     return f;
 }

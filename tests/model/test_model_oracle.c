@@ -89,6 +89,7 @@ static void gemma_models_agree_within_the_reference_s_table(void **state)
 {
     (void)state;
     compare_with_oracle("gemma3", 5e-3F);
+    compare_with_oracle("gemma4", 5e-3F);
 }
 
 static void half_precision_weights_agree_to_1e_2(void **state)
