@@ -232,7 +232,8 @@ static void walk(firni_synth *s, walk_kind kind)
     const firni_synth_options *o = s->options;
     const float in = firni_synth_in(o->n_embd);
     s->walk = kind;
-    firni_synth_matrix(s, -1, "token_embd.weight", o->n_vocab, o->n_embd, o->is_tied ? in : 1.0F);
+    firni_synth_matrix(s, -1, "token_embd.weight", o->n_vocab, o->n_embd,
+                       o->is_tied || s->arch->scales_embeddings ? in : 1.0F);
     for (uint32_t i = 0; i < o->n_layers; i++) {
         s->arch->layer(s, i);
     }

@@ -56,6 +56,7 @@ extern const firni_synth_preset firni_synth_dense_presets[];
 typedef struct firni_synth_arch {
     const char *name;
     const firni_synth_preset *presets;
+    bool scales_embeddings; /* by sqrt(n_embd), when it reads them: they are smaller in the file */
     uint32_t layer_period;  /* layers of different kinds repeat after so many; their number is a multiple of it */
     /* INVALID when the shape does not fit this architecture; limits that all have in common were checked. */
     firn_status (*check)(const firni_synth_options *options, firn_error *err);
@@ -72,5 +73,6 @@ firn_status firni_synth_check_attention(const firni_synth_options *options, firn
 void firni_synth_put_attention(firni_synth *synth);
 
 extern const firni_synth_arch firni_synth_llama, firni_synth_qwen2, firni_synth_qwen3;
+extern const firni_synth_arch firni_synth_gemma3, firni_synth_gemma4;
 
 #endif

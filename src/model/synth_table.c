@@ -6,7 +6,10 @@
 
 #include "model/synth_impl.h"
 
-static const firni_synth_arch *const table[] = { &firni_synth_llama, &firni_synth_qwen2, &firni_synth_qwen3 };
+static const firni_synth_arch *const table[] = {
+    &firni_synth_llama, &firni_synth_qwen2, &firni_synth_qwen3,
+    &firni_synth_gemma3, &firni_synth_gemma4,
+};
 
 #define N_ARCHS (sizeof table / sizeof table[0])
 

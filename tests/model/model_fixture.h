@@ -125,6 +125,17 @@ static inline void batch_join(const fixture *f, batch *running, batch *joining)
     *running = out;
 }
 
+/* How much of its only row every layer can drop. */
+static inline uint32_t batch_trimmable(const fixture *f, const batch *b)
+{
+    uint32_t n = firn_cache_trimmable_tokens(b->layers[0], 0);
+    for (uint32_t i = 1; i < f->n_layers; i++) {
+        const uint32_t n_layer = firn_cache_trimmable_tokens(b->layers[i], 0);
+        n = n_layer < n ? n_layer : n;
+    }
+    return n;
+}
+
 static inline void batch_trim(const fixture *f, batch *b, uint32_t row, uint32_t n)
 {
     for (uint32_t i = 0; i < f->n_layers; i++) {

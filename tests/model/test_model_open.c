@@ -2,9 +2,7 @@
  * Opening models that are damaged, contradictory or of kinds that this build does not run; memory that runs out; and
  * forwards with wrong arguments. Each is refused with a message that names the cause, and changes nothing.
  */
-#include "model_fixture.h"
-
-#include <unistd.h>
+#include "model_image.h"
 
 #include "model/ggml_type.h"
 
@@ -16,80 +14,9 @@ static const firni_synth_options tiny = {
     .rope_factor = 4.0F,
 };
 
-/* ---- a sound model with one thing changed ---- */
-
-typedef struct image {
-    char *data;
-    size_t n;
-} image;
-
 static image load_tiny(void)
 {
-    image out;
-    char *path = small_model(dir, "tiny.gguf", &tiny);
-    out.data = read_whole(path, &out.n);
-    free(path);
-    return out;
-}
-
-/* Where the bytes behind a length-prefixed name begin. */
-static size_t behind_name(const image *im, const char *name)
-{
-    const size_t len = strlen(name);
-    for (size_t i = 8; i + len < im->n; i++) {
-        uint64_t prefix;
-        memcpy(&prefix, im->data + i - 8, sizeof prefix);
-        if (prefix == len && memcmp(im->data + i, name, len) == 0) {
-            return i + len;
-        }
-    }
-    fail_msg("no '%s' in the file", name);
-    return 0;
-}
-
-static void set_u32_key(image *im, const char *key, uint32_t value)
-{
-    memcpy(im->data + behind_name(im, key) + 4, &value, sizeof value);
-}
-
-static void rename_item(image *im, const char *from, const char *to)
-{
-    assert_int_equal(strlen(from), strlen(to));
-    memcpy(im->data + behind_name(im, from) - strlen(from), to, strlen(to));
-}
-
-/* Of a tensor of two dimensions. */
-static void set_tensor_type(image *im, const char *name, uint32_t ggml_type)
-{
-    memcpy(im->data + behind_name(im, name) + 4 + 16, &ggml_type, sizeof ggml_type);
-}
-
-static firn_status open_image(const image *im, const firn_env *env, firn_error *err)
-{
-    char path[512];
-    firn_model *model = NULL;
-    (void)snprintf(path, sizeof path, "%s/changed.gguf", dir);
-    (void)unlink(path);
-    FILE *file = fopen(path, "wb");
-    assert_non_null(file);
-    assert_int_equal(fwrite(im->data, 1, im->n, file), im->n);
-    assert_int_equal(fclose(file), 0);
-    const firn_model_options options = { .path = path, .max_batch_tokens = 16, .max_rows = 2 };
-    const firn_status status = firn_model_open(&options, env, &model, err);
-    assert_true((status == FIRN_OK) == (model != NULL));
-    firn_model_close(model);
-    return status;
-}
-
-static void expect(image *im, firn_status expected, const char *words, const char *more_words)
-{
-    firn_error err = { .message = "" };
-    const firn_status status = open_image(im, NULL, &err);
-    if (status != expected || strstr(err.message, words) == NULL || strstr(err.message, more_words) == NULL) {
-        fail_msg("%s, \"%s\"; expected %s with \"%s\" and \"%s\"", firn_status_name(status), err.message,
-                 firn_status_name(expected), words, more_words);
-    }
-    free(im->data);
+    return image_of(dir, &tiny);
 }
 
 static void unknown_architectures_are_refused_with_those_known(void **state)
@@ -97,12 +24,12 @@ static void unknown_architectures_are_refused_with_those_known(void **state)
     (void)state;
     image im = load_tiny();
     firn_error err;
-    assert_ok(open_image(&im, NULL, &err));
+    assert_ok(open_image(dir, &im, NULL, &err));
     memcpy(im.data + behind_name(&im, "general.architecture") + 4 + 8, "blama", 5);
-    expect(&im, FIRN_ERR_UNSUPPORTED, "'blama' is not supported", "llama, qwen2, qwen3");
+    expect(dir, &im, FIRN_ERR_UNSUPPORTED, "'blama' is not supported", "llama, qwen2, qwen3");
     im = load_tiny();
     rename_item(&im, "general.architecture", "general.architectura");
-    expect(&im, FIRN_ERR_FORMAT, "'general.architecture' is missing", "");
+    expect(dir, &im, FIRN_ERR_FORMAT, "'general.architecture' is missing", "");
 }
 
 static void unsupported_weight_types_are_named(void **state)
@@ -110,10 +37,10 @@ static void unsupported_weight_types_are_named(void **state)
     (void)state;
     image im = load_tiny();
     set_tensor_type(&im, "blk.1.ffn_up.weight", 2);
-    expect(&im, FIRN_ERR_UNSUPPORTED, "'blk.1.ffn_up.weight' is of type Q4_0", FIRNI_GGML_TYPES_SUPPORTED);
+    expect(dir, &im, FIRN_ERR_UNSUPPORTED, "'blk.1.ffn_up.weight' is of type Q4_0", FIRNI_GGML_TYPES_SUPPORTED);
     im = load_tiny();
     set_tensor_type(&im, "blk.0.attn_k.weight", 12345);
-    expect(&im, FIRN_ERR_UNSUPPORTED, "'blk.0.attn_k.weight' is of type ? (12345)", FIRNI_GGML_TYPES_SUPPORTED);
+    expect(dir, &im, FIRN_ERR_UNSUPPORTED, "'blk.0.attn_k.weight' is of type ? (12345)", FIRNI_GGML_TYPES_SUPPORTED);
 }
 
 static void tensors_that_do_not_fit_the_architecture_are_named(void **state)
@@ -121,16 +48,16 @@ static void tensors_that_do_not_fit_the_architecture_are_named(void **state)
     (void)state;
     image im = load_tiny();
     rename_item(&im, "blk.1.ffn_down.weight", "blk.1.ffn_dawn.weight");
-    expect(&im, FIRN_ERR_FORMAT, "'blk.1.ffn_down.weight' [96, 64] is missing", "");
+    expect(dir, &im, FIRN_ERR_FORMAT, "'blk.1.ffn_down.weight' [96, 64] is missing", "");
     im = load_tiny();
     set_u32_key(&im, "llama.feed_forward_length", 128);
-    expect(&im, FIRN_ERR_FORMAT, "'blk.0.ffn_gate.weight' has the shape [64, 96, 1, 1]", "expected [64, 128, 1, 1]");
+    expect(dir, &im, FIRN_ERR_FORMAT, "'blk.0.ffn_gate.weight' has the shape [64, 96, 1, 1]", "expected [64, 128, 1, 1]");
     im = load_tiny();
     set_u32_key(&im, "llama.block_count", 1);
-    expect(&im, FIRN_ERR_UNSUPPORTED, "'blk.1.", "is not part of the architecture 'llama'");
+    expect(dir, &im, FIRN_ERR_UNSUPPORTED, "'blk.1.", "is not part of the architecture 'llama'");
     im = load_tiny();
     rename_item(&im, "token_embd.weight", "token_embx.weight");
-    expect(&im, FIRN_ERR_FORMAT, "'token_embd.weight' is missing", "");
+    expect(dir, &im, FIRN_ERR_FORMAT, "'token_embd.weight' is missing", "");
 }
 
 static void keys_out_of_range_are_named(void **state)
@@ -160,17 +87,17 @@ static void keys_out_of_range_are_named(void **state)
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         image im = load_tiny();
         set_u32_key(&im, cases[i].key, cases[i].value);
-        expect(&im, cases[i].status, cases[i].words, "");
+        expect(dir, &im, cases[i].status, cases[i].words, "");
     }
     image im = load_tiny();
     rename_item(&im, "llama.block_count", "llama.bloxk_count");
-    expect(&im, FIRN_ERR_FORMAT, "'llama.block_count' is missing", "");
+    expect(dir, &im, FIRN_ERR_FORMAT, "'llama.block_count' is missing", "");
     im = load_tiny();
     rename_item(&im, "llama.context_length", "llama.context_leng__");
-    expect(&im, FIRN_ERR_FORMAT, "'llama.context_length' is missing", "");
+    expect(dir, &im, FIRN_ERR_FORMAT, "'llama.context_length' is missing", "");
     im = load_tiny();
     memcpy(im.data + behind_name(&im, "llama.rope.scaling.type") + 4 + 8, "yawn", 4);
-    expect(&im, FIRN_ERR_UNSUPPORTED, "'yawn'", "none, linear, llama3 and yarn");
+    expect(dir, &im, FIRN_ERR_UNSUPPORTED, "'yawn'", "none, linear, llama3 and yarn");
 }
 
 static void mutated_models_are_read_safely(void **state)
@@ -191,7 +118,7 @@ static void mutated_models_are_read_safely(void **state)
             const size_t span = i % 3 == 0 ? n_header : i % 3 == 1 ? 1500 : 900;
             im.data[from + test_rng_below(&rng, (uint32_t)span)] = (char)test_rng_u64(&rng);
         }
-        const firn_status status = open_image(&im, NULL, &err);
+        const firn_status status = open_image(dir, &im, NULL, &err);
         n_refused += status != FIRN_OK;
         assert_true(status == FIRN_OK || err.message[0] != '\0');
         memcpy(im.data, sound, im.n);
@@ -213,7 +140,7 @@ static void memory_that_runs_out_while_opening_leaks_nothing(void **state)
         firn_error err = { .message = "" };
         test_world_init(&world);
         world.fail_alloc_at = n;
-        const firn_status status = open_image(&im, &world.env, &err);
+        const firn_status status = open_image(dir, &im, &world.env, &err);
         clean = !world.alloc_failed;
         /* Some memory only makes things faster, such as compiled patterns: those do without. */
         assert_true(status == FIRN_OK || (!clean && status == FIRN_ERR_NO_MEMORY));
@@ -331,7 +258,7 @@ static void names_and_templates_do_not_change_the_identity(void **state)
         } else if (i == 2) {
             im.data[behind_name(&im, "tokenizer.chat_template") + 4 + 8 + 30] ^= 1;
         }
-        assert_ok(open_image(&im, NULL, &err));
+        assert_ok(open_image(dir, &im, NULL, &err));
         fixture f = fixture_open(&(fixture_options){ .path = other_path });
         digests[i] = firn_model_schema(f.model)->identity;
         fixture_close(&f);

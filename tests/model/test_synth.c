@@ -29,14 +29,15 @@ static double deviation(const float *x, size_t n)
 static void every_architecture_and_type_runs_with_sane_logits(void **state)
 {
     (void)state;
-    static const char *const architectures[] = { "llama", "qwen2", "qwen3" };
+    static const char *const architectures[] = { "llama", "qwen2", "qwen3", "gemma3", "gemma4" };
+    enum { N_ARCHITECTURES = sizeof architectures / sizeof architectures[0] };
     const firn_token tokens[20] = { 1, 2, 3, 44, 5, 6, 77, 8, 9, 110, 11, 12, 13, 140, 15, 160, 17, 18, 19, 200 };
-    for (uint32_t i = 0; i < 3 * FIRNI_WEIGHT_TYPES * 2; i++) {
+    for (uint32_t i = 0; i < N_ARCHITECTURES * FIRNI_WEIGHT_TYPES * 2; i++) {
         firni_synth_options options = tiny;
-        options.architecture = architectures[i % 3];
-        options.type = (firni_weight_type)(i / 3 % FIRNI_WEIGHT_TYPES);
-        options.is_tied = i / 3 / FIRNI_WEIGHT_TYPES == 1;
-        options.n_layers = 4;
+        options.architecture = architectures[i % N_ARCHITECTURES];
+        options.type = (firni_weight_type)(i / N_ARCHITECTURES % FIRNI_WEIGHT_TYPES);
+        options.is_tied = i / N_ARCHITECTURES / FIRNI_WEIGHT_TYPES == 1;
+        options.n_layers = 12; /* whole periods of every architecture */
         char *path = small_model(dir, "run.gguf", &options);
         fixture f = fixture_open(&(fixture_options){ .path = path });
         const firn_model_info *info = firn_model_get_info(f.model);
@@ -86,6 +87,16 @@ static void wishes_become_shapes_of_about_that_size(void **state)
     assert_int_equal(o.head_dim, 64);
     assert_int_equal(o.n_ff, 6912);
     assert_int_equal(o.n_vocab, 32000);
+    static const char *const others[] = { "gemma3", "gemma4" };
+    for (size_t i = 0; i < 2 * (sizeof others / sizeof others[0]); i++) {
+        firni_synth_options other = { .architecture = others[i / 2] };
+        const double wish = i % 2 == 0 ? 250e6 : 450e6;
+        firni_synth_shape((uint64_t)wish, &other);
+        const double ratio = (double)firni_synth_n_params(&other) / wish;
+        if (ratio < 0.75 || ratio > 1.25) {
+            fail_msg("%s of %g: %g times as many", others[i / 2], wish, ratio);
+        }
+    }
     static const uint64_t wishes[] = { 500000, 5000000, 60000000, 135000000, 1100000000, 3000000000, 8000000000 };
     for (size_t i = 0; i < sizeof wishes / sizeof wishes[0]; i++) {
         firni_synth_shape(wishes[i], &o);
