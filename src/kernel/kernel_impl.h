@@ -26,6 +26,7 @@
 
 #include "firn/array.h"
 #include "firn/workers.h"
+#include "kernel/recur.h"
 
 /* ---- packed matrices ----------------------------------------------------------------------------------------- */
 
@@ -154,6 +155,10 @@ struct firni_kernels {
     /* Rotates one vector of rot_dim elements. interleaved: pairs (2i, 2i+1), else (i, i + rot_dim/2).
      * cos_sin: rot_dim/2 pairs {cos, sin}. */
     void (*rope)(float *x, const float *cos_sin, uint32_t rot_dim, bool interleaved);
+    /* Recurrent layers: recur.h. */
+    void (*conv_silu)(const firni_conv_task *task);
+    void (*l2_norm)(float *x, uint32_t n, float eps, float scale); /* x = x * (scale / max(|x|, eps)) */
+    void (*recur)(const firni_recur_task *task);
     /* out[i] = exp(x[i] - max) and returns the sum, in 16 virtual lanes; for sampling and tests of exp. */
     float (*exp_sum)(float *out, const float *x, uint32_t n, float max);
     float (*max)(const float *x, uint32_t n);

@@ -188,6 +188,10 @@ static void scalar_bf16_to_f32(float *out, const uint16_t *x, size_t n)
     }
 }
 
+/* ---- recurrent layers ------------------------------------------------------------------------------------------ */
+
+#include "kernel/recur_scalar.h"
+
 /* ---- matrix product ------------------------------------------------------------------------------------------- */
 
 static float load_element(firn_dtype dtype, const uint8_t *plane, size_t index)
@@ -429,6 +433,9 @@ const firni_kernels firni_kernels_scalar = {
     .sigmoid_mul = scalar_sigmoid_mul,
     .softcap = scalar_softcap,
     .rope = scalar_rope,
+    .conv_silu = scalar_conv_silu,
+    .l2_norm = scalar_l2_norm,
+    .recur = scalar_recur,
     .exp_sum = scalar_exp_sum,
     .max = scalar_max,
     .f32_to_f16 = scalar_f32_to_f16,
