@@ -41,6 +41,11 @@ typedef struct firn_cache_options {
     uint32_t n_kv_heads;     /* required by attention layouts, 1..1024 */
     uint32_t head_dim;       /* elements of one key; required by attention layouts, 1..1024 */
     uint32_t value_dim;      /* elements of one value; default head_dim */
+    uint32_t n_state_heads;  /* required by recurrent layouts: state matrices of a row, [head_dim][value_dim] each, a
+                                multiple of n_kv_heads, which counts their keys and queries; state is always f32 */
+    uint32_t conv_width;     /* required by recurrent layouts: inputs that their convolution sees, 1..16 */
+    bool keys_cycle;         /* recurrent layouts: state head h reads key head h % n_kv_heads; else heads in a row share
+                                one: h / (n_state_heads / n_kv_heads) */
     uint32_t window;         /* required by window layouts: tokens that a query sees, itself included */
     uint32_t max_tokens;     /* hard context bound of a row; 0 means none */
     const char *kernel;      /* "scalar", "avx2", "avx512", "neon"; NULL: FIRN_KERNEL or the best of this processor */
@@ -175,6 +180,35 @@ typedef struct firn_attend_input {
 firn_status firn_cache_attend(const firn_cache *cache, const firn_attend_input *input, const uint32_t *counts,
                               firn_workers *workers, firn_error *err);
 
+/* The new tokens of recurrent layouts, packed over rows as for append. First each channel of x passes through a short
+ * causal convolution and silu; its channels are then queries, keys and values, and each state head h takes one token
+ * after the other:
+ *   ssm:gated-delta  channels q [n_kv_heads, head_dim], k likewise, v [n_state_heads, value_dim]; q and k are divided by
+ *                    their lengths; S = decay * S, S += k (x) strength * (v - S^T k); out = S^T q
+ *   ssm:mamba2       channels v [n_state_heads, value_dim], k [n_kv_heads, head_dim], q likewise;
+ *                    S = decay * S + k (x) strength * v; out = S^T q + skip * v
+ * The result for a token depends on nothing but the tokens before it in its row: not on the batch, the chunk or the
+ * threads. */
+typedef struct firn_recur_input {
+    float *x;                 /* [sum(counts), channels], x_stride floats apart (0: dense); overwritten */
+    const float *decay;       /* [sum(counts), n_state_heads], gate_stride floats apart (0: dense); >= 0 */
+    const float *strength;    /* likewise */
+    float *out;               /* [sum(counts), n_state_heads, value_dim], out_stride floats apart (0: dense) */
+    uint32_t x_stride;
+    uint32_t gate_stride;
+    uint32_t out_stride;
+    const float *conv_weight; /* [conv_width, channels], of the oldest input first */
+    const float *conv_bias;   /* [channels], or NULL */
+    const float *skip;        /* ssm:mamba2: [n_state_heads]; else NULL */
+    float scale;              /* ssm:gated-delta: multiplies queries; usually 1/sqrt(head_dim) */
+    float norm_eps;           /* ssm:gated-delta: the least length of a query or key */
+} firn_recur_input;
+
+/* Passes the tokens through the state, writes their outputs and advances each row by counts[r]. Reserves first when the
+ * caller has not. Errors: UNSUPPORTED (the layout is attended to instead), and as reserve: nothing changed. */
+firn_status firn_cache_recur(firn_cache *cache, const firn_recur_input *input, const uint32_t *counts,
+                             firn_workers *workers, firn_error *err);
+
 /* Ends a step: lets go of blocks that no query of a later token can see. Not in an open round, which keeps them until it
  * ends; commit and rollback settle too. An append settles first. Whoever shares this cache's rows with later layers of
  * the same step calls it after them. */
@@ -209,8 +243,9 @@ firn_status firn_cache_spec_rollback(firn_cache *cache, const uint32_t *keep, fi
 
 /* state(): the state as dense arrays, in the layout's order (plain: K then V, each [B, n_kv_heads, S, dim] in the
  * storage dtype, S = offset, rows right-justified, padding zero; with a window each row shows its last tokens, at most
- * as many as the window has, and S is the largest number of them). Sets *n_tensors; `tensors` has room for
- * FIRN_CACHE_STATE_TENSORS_MAX. stateNeedsDispose is tensors[i].owned: owned tensors are released with
+ * as many as the window has, and S is the largest number of them; recurrent: the convolution's last inputs
+ * [B, conv_width - 1, channels], then the matrices [B, n_state_heads, head_dim, value_dim]). Sets *n_tensors; `tensors`
+ * has room for FIRN_CACHE_STATE_TENSORS_MAX. stateNeedsDispose is tensors[i].owned: owned tensors are released with
  * firn_tensor_deinit(), borrowed ones stay valid until the next call that changes the cache. Errors: NO_MEMORY. */
 #define FIRN_CACHE_STATE_TENSORS_MAX 8
 firn_status firn_cache_state(const firn_cache *cache, firn_tensor *tensors, uint32_t *n_tensors, firn_error *err);
@@ -250,6 +285,8 @@ typedef struct firn_plane {
  * without token blocks. */
 uint32_t firn_cache_planes(const firn_cache *cache, firn_plane planes[FIRN_CACHE_PLANES_MAX]);
 size_t firn_cache_block_bytes(const firn_cache *cache);
+/* The planes of the fixed-size state, in memory order; 0 for layouts without one. */
+uint32_t firn_cache_fixed_planes(const firn_cache *cache, firn_plane planes[FIRN_CACHE_PLANES_MAX]);
 firn_pool *firn_cache_get_pool(const firn_cache *cache);
 
 /* Asserts every invariant of the structure: block counts match token counts, sizes match the geometry, no block is

@@ -122,6 +122,32 @@ firn_status firn_cache_attend(const firn_cache *cache, const firn_attend_input *
     return FIRN_OK;
 }
 
+firn_status firn_cache_recur(firn_cache *cache, const firn_recur_input *input, const uint32_t *counts,
+                             firn_workers *workers, firn_error *err)
+{
+    const firn_cache_options *options = &cache->options;
+    if (cache->ops->recur == NULL) {
+        return firni_fail(err, FIRN_ERR_UNSUPPORTED, "%s holds no recurrent state", cache->signature);
+    }
+    const firn_status status = firn_cache_reserve(cache, counts, err);
+    if (status != FIRN_OK) {
+        return status;
+    }
+    const uint64_t n_after = total_tokens(cache) + total_counts(cache, counts);
+    firn_recur_input dense = *input;
+    const uint32_t out_floats = options->n_state_heads * options->value_dim;
+    const uint32_t x_floats = 2 * options->n_kv_heads * options->head_dim + out_floats;
+    dense.x_stride = input->x_stride != 0 ? input->x_stride : x_floats;
+    dense.gate_stride = input->gate_stride != 0 ? input->gate_stride : options->n_state_heads;
+    dense.out_stride = input->out_stride != 0 ? input->out_stride : out_floats;
+    assert(dense.x_stride >= x_floats && dense.out_stride >= out_floats);
+    assert(dense.gate_stride >= options->n_state_heads);
+    cache->ops->recur(cache, &dense, counts, workers);
+    assert(total_tokens(cache) == n_after);
+    (void)n_after;
+    return FIRN_OK;
+}
+
 void firn_cache_settle(firn_cache *cache)
 {
     if (cache->ops->settle != NULL && !cache->round.is_open) {

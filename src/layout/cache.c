@@ -157,6 +157,13 @@ uint32_t firn_cache_planes(const firn_cache *cache, firn_plane planes[FIRN_CACHE
     return n_planes;
 }
 
+uint32_t firn_cache_fixed_planes(const firn_cache *cache, firn_plane planes[FIRN_CACHE_PLANES_MAX])
+{
+    const uint32_t n_planes = cache->ops->fixed_planes != NULL ? cache->ops->fixed_planes(cache, planes) : 0;
+    assert(n_planes <= FIRN_CACHE_PLANES_MAX && (n_planes == 0 || cache->fixed_bytes > 0));
+    return n_planes;
+}
+
 size_t firn_cache_block_bytes(const firn_cache *cache)
 {
     return cache->block_bytes;

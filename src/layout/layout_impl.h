@@ -84,6 +84,8 @@ typedef struct firni_layout {
     uint32_t (*first_block_needed)(const firn_cache *cache, uint32_t n_tokens);
     /* Optional: no token blocks. */
     uint32_t (*planes)(const firn_cache *cache, firn_plane planes[FIRN_CACHE_PLANES_MAX]);
+    /* Optional: no fixed-size state. */
+    uint32_t (*fixed_planes)(const firn_cache *cache, firn_plane planes[FIRN_CACHE_PLANES_MAX]);
 
     /* ---- work ---- */
     /* Makes the next append of at most counts[r] tokens infallible: allocates blocks, copies shared tails. On failure
@@ -94,6 +96,9 @@ typedef struct firni_layout {
     /* Allocates nothing. Strides are set. */
     void (*attend)(const firn_cache *cache, const firn_attend_input *input, const uint32_t *counts,
                    firn_workers *workers);
+    /* Passes tokens through the state and advances; reserved before. Strides are set. NULL for layouts that are attended
+     * to. */
+    void (*recur)(firn_cache *cache, const firn_recur_input *input, const uint32_t *counts, firn_workers *workers);
     firn_status (*state)(const firn_cache *cache, firn_tensor *tensors, uint32_t *n_tensors, firn_error *err);
 
     /* ---- speculative rounds ---- */
@@ -245,6 +250,7 @@ firn_status firni_dense_plane(const firn_cache *cache, const firn_plane *plane, 
 /* ---- layouts ---- */
 
 extern const firni_layout firni_layout_plain, firni_layout_window;
+extern const firni_layout firni_layout_gated_delta, firni_layout_mamba2;
 
 /* Of plain.c, which window.c shares: the same blocks, of which a row keeps fewer. */
 typedef struct firni_plain_cache {

@@ -9,6 +9,8 @@
 static const firni_layout *const layouts[] = {
     &firni_layout_plain,
     &firni_layout_window,
+    &firni_layout_gated_delta,
+    &firni_layout_mamba2,
 };
 
 uint32_t firni_layout_count(void)

@@ -238,9 +238,11 @@ static void every_registered_table_is_complete(void **state)
         assert_ptr_equal(firni_layout_find(layout->family), layout);
         assert_true(layout->init != NULL && layout->deinit != NULL && layout->batch_size != NULL);
         assert_true(layout->row_tokens != NULL && layout->add_row != NULL && layout->view_row != NULL);
-        assert_true(layout->adopt_row != NULL && layout->filter_rows != NULL && layout->trim_row != NULL);
+        assert_true(layout->adopt_row != NULL && layout->filter_rows != NULL);
+        assert_true(layout->trim_row != NULL || (layout->trimmable_tokens != NULL && layout->spec_rollback != NULL));
         assert_true(layout->bytes_per_token != NULL && layout->projected_bytes != NULL && layout->reserve != NULL);
-        assert_true(layout->append != NULL && layout->attend != NULL && layout->state != NULL);
+        assert_true((layout->append != NULL && layout->attend != NULL) != (layout->recur != NULL));
+        assert_non_null(layout->state);
         assert_non_null(layout->check);
     }
     assert_null(firni_layout_find("kv:nothing"));
