@@ -94,8 +94,11 @@ typedef struct firni_attention {
     bool shares_state;         /* an earlier layer's keys and values are read; the layer has queries alone */
     bool values_are_keys;      /* no matrix for values: they are the keys before norm and rotation */
     bool norms_values;         /* RMS norm, without a weight, of each value head */
-    uint32_t width;            /* floats of a token's queries and, unless shared, keys and values */
-    firni_projection qkv;      /* queries, keys, values below each other; as many of them as the layer has */
+    bool has_gate;
+    uint32_t k_offset;         /* floats of a token's queries, with their gates */
+    uint32_t width;            /* of queries and, unless shared, keys and values; and of gates set apart */
+    firni_projection qkv;      /* queries (each head followed by its gate, where there are gates), keys, values below
+                                * each other; as many of them as the layer has */
     const float *q_norm;       /* [head_dim], NULL: none */
     const float *k_norm;
     firni_projection out;
@@ -108,6 +111,7 @@ typedef struct firni_attention_traits {
     bool shares_state;   /* see firni_attention; what the file has for keys and values is left aside */
     bool may_lack_values; /* without a matrix for values, keys serve as values */
     bool norms_values;
+    bool has_gate;       /* each query head is followed by a gate, whose sigmoid its output is multiplied by */
 } firni_attention_traits;
 
 firn_status firni_attention_load(firni_loader *loader, const firni_hparams *hparams, uint32_t layer,
@@ -126,6 +130,9 @@ typedef struct firni_ffn {
 
 firn_status firni_ffn_load(firni_loader *loader, const firni_hparams *hparams, uint32_t layer, firni_ffn *out,
                            firn_error *err);
+/* The same with an input norm of another name: "post_attention_norm.weight". */
+firn_status firni_ffn_load_after(firni_loader *loader, const firni_hparams *hparams, uint32_t layer,
+                                 const char *norm_suffix, firni_ffn *out, firn_error *err);
 void firni_ffn_forward(firni_step *step, const firni_ffn *ffn);
 
 /* A mixture of experts: sum of weight * down(activate(gate(h), up(h))) over the experts that the router chooses for a
@@ -216,7 +223,7 @@ typedef struct firni_arch {
     void (*forward_layer)(firni_step *step, const void *layers, uint32_t layer);
 } firni_arch;
 
-extern const firni_arch firni_arch_llama, firni_arch_qwen2, firni_arch_qwen3;
+extern const firni_arch firni_arch_llama, firni_arch_qwen2, firni_arch_qwen3, firni_arch_qwen35;
 extern const firni_arch firni_arch_gemma3, firni_arch_gemma4;
 
 /* NULL when there is no such architecture. */

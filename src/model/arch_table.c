@@ -7,8 +7,12 @@
 #include "model/arch_impl.h"
 
 static const firni_arch *const table[] = {
-    &firni_arch_llama, &firni_arch_qwen2, &firni_arch_qwen3,
-    &firni_arch_gemma3, &firni_arch_gemma4,
+    &firni_arch_llama,
+    &firni_arch_qwen2,
+    &firni_arch_qwen3,
+    &firni_arch_gemma3,
+    &firni_arch_gemma4,
+    &firni_arch_qwen35,
 };
 
 #define N_ARCHS (sizeof table / sizeof table[0])

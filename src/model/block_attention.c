@@ -58,7 +58,7 @@ firn_status firni_attention_load(firni_loader *loader, const firni_hparams *hp, 
     firni_layer_tensor_name(o, layer, "attn_output");
     const firni_layer_shape *shape = &hp->layers[layer];
     const firni_stack_part qkv[] = {
-        { .name = q, .n_rows = shape->n_heads * shape->head_dim },
+        { .name = q, .n_rows = shape->n_heads * shape->head_dim * (traits->has_gate ? 2 : 1) },
         { .name = k, .n_rows = shape->n_kv_heads * shape->head_dim },
         { .name = v, .n_rows = shape->n_kv_heads * shape->value_dim },
     };
@@ -71,7 +71,10 @@ firn_status firni_attention_load(firni_loader *loader, const firni_hparams *hp, 
         .shares_state = traits->shares_state,
         .values_are_keys = traits->may_lack_values && !traits->shares_state && !firni_loader_has(loader, v_weight),
         .norms_values = traits->norms_values,
-        .width = qkv[0].n_rows + (traits->shares_state ? 0 : qkv[1].n_rows + qkv[2].n_rows),
+        .has_gate = traits->has_gate,
+        .k_offset = qkv[0].n_rows,
+        .width = qkv[0].n_rows + (traits->shares_state ? 0 : qkv[1].n_rows + qkv[2].n_rows) +
+                 (traits->has_gate ? shape->n_heads * shape->head_dim : 0),
     };
     if (out->values_are_keys && shape->head_dim != shape->value_dim) {
         return firni_fail(err, FIRN_ERR_FORMAT, "%s: tensor '%s' is missing, and keys of %lu cannot be values of %lu",
@@ -96,6 +99,24 @@ firn_status firni_attention_load(firni_loader *loader, const firni_hparams *hp, 
     return status;
 }
 
+/*      with gates   | q0 g0 q1 g1 ... | k | v | room |   becomes   | q0 q1 ...  (unused) | k | v | g0 g1 ... |
+ *
+ * Attention takes the query heads side by side. */
+static float *gates_of(const firni_attention *attention, float *row)
+{
+    return row + attention->width - (size_t)attention->shape.n_heads * attention->shape.head_dim;
+}
+
+static void part_gates(const firni_attention *attention, float *row)
+{
+    const size_t dim = attention->shape.head_dim;
+    float *gates = gates_of(attention, row);
+    for (size_t head = 0; head < attention->shape.n_heads; head++) {
+        memcpy(gates + head * dim, row + (2 * head + 1) * dim, dim * sizeof *gates);
+        memmove(row + head * dim, row + 2 * head * dim, dim * sizeof *row);
+    }
+}
+
 /* Between projection and cache, for one token: biases, head norms, rotation of queries and keys. Values come first where
  * they are made of keys, before these are changed. */
 static void finish_heads(const firni_step *step, const void *ctx, uint32_t token)
@@ -108,7 +129,10 @@ static void finish_heads(const firni_step *step, const void *ctx, uint32_t token
     float *row = step->wide + (size_t)token * attention->width;
     const float *cos_sin = step->cos_sin[shape->rope] + (size_t)token * rope->n_dims;
     firni_projection_finish(kernels, &attention->qkv, row);
-    float *keys = row + (size_t)shape->n_heads * shape->head_dim;
+    if (attention->has_gate) {
+        part_gates(attention, row);
+    }
+    float *keys = row + attention->k_offset;
     float *values = keys + (size_t)shape->n_kv_heads * shape->head_dim;
     if (attention->values_are_keys) {
         memcpy(values, keys, (size_t)shape->n_kv_heads * shape->head_dim * sizeof *values);
@@ -117,10 +141,10 @@ static void finish_heads(const firni_step *step, const void *ctx, uint32_t token
         float *value = values + (size_t)head * shape->value_dim;
         kernels->rms_norm(value, value, NULL, shape->value_dim, hp->rms_eps);
     }
-    /* Keys follow queries, so one loop serves both. */
     const uint32_t n_vectors = shape->n_heads + (attention->shares_state ? 0 : shape->n_kv_heads);
     for (uint32_t head = 0; head < n_vectors; head++) {
-        float *vector = row + (size_t)head * shape->head_dim;
+        float *vector = head < shape->n_heads ? row + (size_t)head * shape->head_dim
+                                              : keys + (size_t)(head - shape->n_heads) * shape->head_dim;
         if (attention->q_norm != NULL) {
             kernels->rms_norm(vector, vector, head < shape->n_heads ? attention->q_norm : attention->k_norm,
                               shape->head_dim, hp->rms_eps);
@@ -133,10 +157,9 @@ static void finish_heads(const firni_step *step, const void *ctx, uint32_t token
 static void store(firni_step *step, const firni_attention *attention)
 {
     const firni_layer_shape *shape = &attention->shape;
-    const uint32_t k_offset = shape->n_heads * shape->head_dim;
     const firn_append_input append = {
-        .k = step->wide + k_offset,
-        .v = step->wide + k_offset + shape->n_kv_heads * shape->head_dim,
+        .k = step->wide + attention->k_offset,
+        .v = step->wide + attention->k_offset + shape->n_kv_heads * shape->head_dim,
         .k_stride = attention->width,
         .v_stride = attention->width,
     };
@@ -144,6 +167,15 @@ static void store(firni_step *step, const firni_attention *attention)
     const firn_status status = firn_cache_append(step->cache, &append, step->counts, step->workers, NULL);
     assert(status == FIRN_OK && "the cache was reserved");
     (void)status;
+}
+
+/* The outputs of all heads of a token times the sigmoids of their gates. */
+static void apply_gates(const firni_step *step, const void *ctx, uint32_t token)
+{
+    const firni_attention *attention = ctx;
+    const uint32_t n = attention->shape.n_heads * attention->shape.value_dim;
+    float *out = step->h + (size_t)token * n;
+    step->kernels->sigmoid_mul(out, gates_of(attention, step->wide + (size_t)token * attention->width), out, n);
 }
 
 /* x += out(attend(rotate(qkv(norm(x))))), the sum's right side normed where the architecture does so.
@@ -180,6 +212,9 @@ void firni_attention_forward(firni_step *step, const firni_attention *attention)
     const firn_status status = firn_cache_attend(step->cache, &attend, step->counts, step->workers, NULL);
     assert(status == FIRN_OK && "the geometry was checked");
     (void)status;
+    if (attention->has_gate) {
+        firni_step_each_token(step, apply_gates, attention);
+    }
     /* Queries, keys and values are done with: their buffer takes the block's output. */
     firni_step_project(step, &attention->out, step->h, attend.out_stride, step->wide, n_embd);
     firni_step_add_normed(step, step->wide, &attention->out, attention->post_norm);

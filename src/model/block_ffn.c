@@ -5,14 +5,14 @@
 #include "model/arch_impl.h"
 
 /* Gate and up read the same input and are stacked; down has one of its own. */
-firn_status firni_ffn_load(firni_loader *loader, const firni_hparams *hp, uint32_t layer, firni_ffn *out,
-                           firn_error *err)
+firn_status firni_ffn_load_after(firni_loader *loader, const firni_hparams *hp, uint32_t layer,
+                                 const char *norm_suffix, firni_ffn *out, firn_error *err)
 {
     char norm[FIRNI_TENSOR_NAME_BYTES];
     char gate[FIRNI_TENSOR_NAME_BYTES];
     char up[FIRNI_TENSOR_NAME_BYTES];
     char down[FIRNI_TENSOR_NAME_BYTES];
-    firni_layer_tensor_name(norm, layer, "ffn_norm.weight");
+    firni_layer_tensor_name(norm, layer, norm_suffix);
     firni_layer_tensor_name(gate, layer, "ffn_gate");
     firni_layer_tensor_name(up, layer, "ffn_up");
     firni_layer_tensor_name(down, layer, "ffn_down");
@@ -34,6 +34,12 @@ firn_status firni_ffn_load(firni_loader *loader, const firni_hparams *hp, uint32
     out->gate_up.is_bias_first = true;
     out->down.is_bias_first = true;
     return status;
+}
+
+firn_status firni_ffn_load(firni_loader *loader, const firni_hparams *hp, uint32_t layer, firni_ffn *out,
+                           firn_error *err)
+{
+    return firni_ffn_load_after(loader, hp, layer, "ffn_norm.weight", out, err);
 }
 
 /* The product takes the gate's place. */

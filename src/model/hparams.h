@@ -58,6 +58,15 @@ typedef struct firni_moe_params {
 #define FIRNI_EXPERTS_MAX 4096u
 #define FIRNI_EXPERT_GROUPS_MAX 64u
 
+/* Recurrent layers, alike in all that are. */
+typedef struct firni_ssm_params {
+    uint32_t conv_width;
+    uint32_t n_key_heads;   /* divides n_heads */
+    uint32_t key_dim;
+    uint32_t n_heads;       /* state matrices, [key_dim][value_dim] each; 0: no layer is recurrent */
+    uint32_t value_dim;
+} firni_ssm_params;
+
 typedef struct firni_hparams {
     char architecture[32];
     uint32_t n_vocab;
@@ -73,8 +82,9 @@ typedef struct firni_hparams {
     float attention_scale;  /* of scores; 0: 1 / sqrt(head_dim) */
     float logit_softcap;    /* 0: none; else logits become softcap * tanh(logit / softcap) */
     firni_rope_params ropes[FIRNI_ROPES_MAX];
-    uint32_t n_ropes;
+    uint32_t n_ropes;       /* 0 without attention */
     firni_moe_params moe;
+    firni_ssm_params ssm;
     firni_layer_shape layers[FIRNI_LAYERS_MAX];
 } firni_hparams;
 
@@ -98,6 +108,10 @@ void firni_read_experts(firni_keys *keys, firni_hparams *hp, uint32_t n_dense, f
 void firni_read_windows(firni_keys *keys, firni_hparams *hp, uint32_t period, bool is_last_full);
 /* After the windows: ropes[1], unscaled, for the layers that have one. */
 void firni_read_window_rope(firni_keys *keys, firni_hparams *hp, uint32_t n_dims_default, float base_default);
+/* The shape of recurrent layers. */
+void firni_read_ssm(firni_keys *keys, firni_hparams *hp);
+/* Marks the layers that are recurrent, all but every n-th, and takes their attention away. */
+void firni_read_recurrent_layers(firni_keys *keys, firni_hparams *hp);
 /* Refuses files with experts, for architectures that have none. */
 void firni_read_no_experts(firni_keys *keys);
 

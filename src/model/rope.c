@@ -59,6 +59,15 @@ static double scaled_frequency(const firni_rope_params *p, uint32_t pair, double
     return frequency;
 }
 
+/* Interleaved multimodal positions: pairs take turns between time, height and width as far as each section reaches. Of a
+ * text token these three are its position; a pair that no section reaches belongs to the fourth axis, at 0. */
+static bool pair_turns(const firni_rope_params *p, uint32_t pair)
+{
+    const uint32_t n_all = p->sections[0] + p->sections[1] + p->sections[2] + p->sections[3];
+    const uint32_t sector = n_all > 0 ? pair % n_all : 0;
+    return n_all == 0 || sector < 3 * p->sections[sector % 3];
+}
+
 firn_status firni_rope_init(firni_rope *rope, const firni_rope_params *params, const float *factors,
                             const firn_env *env, firn_error *err)
 {
@@ -73,7 +82,7 @@ firn_status firni_rope_init(firni_rope *rope, const firni_rope_params *params, c
         if (factors != NULL) {
             frequency /= (double)factors[i];
         }
-        rope->frequencies[i] = scaled_frequency(params, i, frequency);
+        rope->frequencies[i] = pair_turns(params, i) ? scaled_frequency(params, i, frequency) : 0.0;
     }
     if (params->scaling == FIRNI_ROPE_SCALING_YARN) {
         rope->magnitude = (double)params->attn_factor;
@@ -109,13 +118,20 @@ void firni_rope_describe(const firni_rope_params *p, char *out, size_t out_bytes
                            p->interleaved ? "interleaved" : "half-split", (unsigned long)p->n_dims, (double)p->base,
                            names[p->scaling]);
     assert(n > 0 && (size_t)n < out_bytes);
+    int used = n;
+    if (p->sections[0] + p->sections[1] + p->sections[2] + p->sections[3] > 0) {
+        used += snprintf(out + used, out_bytes - (size_t)used, " sections=%lu/%lu/%lu/%lu",
+                         (unsigned long)p->sections[0], (unsigned long)p->sections[1], (unsigned long)p->sections[2],
+                         (unsigned long)p->sections[3]);
+        assert((size_t)used < out_bytes);
+    }
     if (p->scaling != FIRNI_ROPE_SCALING_NONE) {
-        const int more = snprintf(out + n, out_bytes - (size_t)n,
+        const int more = snprintf(out + used, out_bytes - (size_t)used,
                                   " factor=%.9g original=%lu low=%.9g high=%.9g ext=%.9g attn=%.9g beta=%.9g/%.9g",
                                   (double)p->factor, (unsigned long)p->original_context, (double)p->low_freq_factor,
                                   (double)p->high_freq_factor, (double)p->ext_factor, (double)p->attn_factor,
                                   (double)p->beta_fast, (double)p->beta_slow);
-        assert(more > 0 && (size_t)more < out_bytes - (size_t)n);
+        assert(more > 0 && (size_t)more < out_bytes - (size_t)used);
         (void)more;
     }
 }

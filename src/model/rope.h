@@ -26,6 +26,8 @@ typedef enum firni_rope_scaling {
 typedef struct firni_rope_params {
     uint32_t n_dims;               /* rotated dimensions of a head, even; the rest stays as it is */
     bool interleaved;              /* pairs (2i, 2i+1); else (i, i + n_dims/2) */
+    uint32_t sections[4];          /* multimodal positions: pairs for time, height, width and a fourth axis, of which
+                                      text has none; all 0: one position for all pairs */
     float base;
     firni_rope_scaling scaling;
     float factor;                  /* > 0 */
