@@ -13,6 +13,7 @@ static const firni_arch *const table[] = {
     &firni_arch_gemma3,
     &firni_arch_gemma4,
     &firni_arch_qwen35,
+    &firni_arch_mamba2,
 };
 
 #define N_ARCHS (sizeof table / sizeof table[0])

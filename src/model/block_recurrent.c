@@ -57,6 +57,28 @@ void firni_read_recurrent_layers(firni_keys *keys, firni_hparams *hp)
     }
 }
 
+/* Some converters write one number a head as rows of one. */
+firn_status firni_load_rows(firni_loader *loader, const char *name, uint32_t n_rows, uint32_t n_cols,
+                            const float **out, firn_error *err)
+{
+    firni_row_table table;
+    *out = NULL;
+    const firn_status status = firni_load_row_table(loader, name, n_rows, n_cols, &table, err);
+    if (status != FIRN_OK) {
+        return status;
+    }
+    float *rows = firni_weights_alloc(loader->weights, (size_t)n_rows * n_cols * sizeof *rows);
+    if (rows == NULL) {
+        return firni_fail(err, FIRN_ERR_NO_MEMORY, "%s: no memory for tensor '%s'", firni_gguf_path(loader->gguf),
+                          name);
+    }
+    for (size_t r = 0; r < n_rows; r++) {
+        firni_weight_row_to_f32(table.type, table.rows + r * table.row_bytes, n_cols, rows + r * n_cols);
+    }
+    *out = rows;
+    return FIRN_OK;
+}
+
 firn_status firni_load_conv(firni_loader *loader, const firni_hparams *hp, uint32_t layer, const float **out,
                             firn_error *err)
 {

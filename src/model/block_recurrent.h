@@ -28,12 +28,33 @@ firn_status firni_gated_delta_load(firni_loader *loader, const firni_hparams *hp
 void firni_gated_delta_forward(firni_step *step, const firni_gated_delta *block);
 void firni_gated_delta_widths(const firni_hparams *hparams, firni_widths *widths);
 
+/* Mamba-2 over the layer's recurrent state. */
+typedef struct firni_mamba2 {
+    const float *norm;
+    firni_projection in;        /* output gate, channels of the convolution, dt of each head */
+    const float *conv;          /* [conv_width][channels] */
+    const float *conv_bias;     /* [channels] */
+    const float *dt_bias;       /* [n_heads] */
+    const float *a;             /* [n_heads] negative: the logarithm of a decay per unit of dt */
+    const float *skip;          /* [n_heads] */
+    const float *out_norm;      /* [n_key_heads][n_out / n_key_heads] */
+    firni_projection out;
+} firni_mamba2;
+
+firn_status firni_mamba2_load(firni_loader *loader, const firni_hparams *hparams, uint32_t layer, firni_mamba2 *out,
+                              firn_error *err);
+void firni_mamba2_forward(firni_step *step, const firni_mamba2 *block);
+void firni_mamba2_widths(const firni_hparams *hparams, firni_widths *widths);
+
 /* ---- block_recurrent.c: what recurrent blocks have in common ---- */
 
 uint32_t firni_ssm_channels(const firni_ssm_params *ssm);
 /* The convolution's weights, [conv_width][channels] instead of a row for each channel. */
 firn_status firni_load_conv(firni_loader *loader, const firni_hparams *hparams, uint32_t layer, const float **out,
                             firn_error *err);
+/* A tensor [n_cols, n_rows] as one vector, row by row. */
+firn_status firni_load_rows(firni_loader *loader, const char *name, uint32_t n_rows, uint32_t n_cols,
+                            const float **out, firn_error *err);
 void firni_recurrent_cache_options(const firni_hparams *hparams, const char *layout, firn_cache_options *out);
 /* log(1 + exp(x)) */
 double firni_softplus(double x);
