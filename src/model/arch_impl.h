@@ -225,7 +225,7 @@ typedef struct firni_arch {
 
 extern const firni_arch firni_arch_llama, firni_arch_qwen2, firni_arch_qwen3;
 extern const firni_arch firni_arch_gemma3, firni_arch_gemma4;
-extern const firni_arch firni_arch_qwen35, firni_arch_mamba2;
+extern const firni_arch firni_arch_qwen35, firni_arch_qwen3next, firni_arch_mamba2;
 
 /* NULL when there is no such architecture. */
 const firni_arch *firni_arch_find(const char *name);

@@ -88,6 +88,26 @@ static firn_status load_gates(firni_loader *loader, const firni_hparams *hp, uin
                                   : firni_load_projection(loader, apart, 2, hp->n_embd, &out->gates, err);
 }
 
+/* Files may hold queries, keys, values and gates a second time, key head by key head, as older readers wanted them. */
+static firn_status skip_second_form(firni_loader *loader, const firni_hparams *hp, uint32_t layer, uint32_t n_rows,
+                                    firn_error *err)
+{
+    char weight[FIRNI_TENSOR_NAME_BYTES];
+    char scale[FIRNI_TENSOR_NAME_BYTES];
+    firni_row_table table;
+    const float *ignored;
+    firni_layer_tensor_name(weight, layer, "ssm_in.weight");
+    firni_layer_tensor_name(scale, layer, "ssm_in.scale");
+    firn_status status = FIRN_OK;
+    if (firni_loader_has(loader, weight)) {
+        status = firni_load_row_table(loader, weight, n_rows, hp->n_embd, &table, err);
+    }
+    if (status == FIRN_OK && firni_loader_has(loader, scale)) {
+        status = firni_load_vector(loader, scale, 1, &ignored, err);
+    }
+    return status;
+}
+
 firn_status firni_gated_delta_load(firni_loader *loader, const firni_hparams *hp, uint32_t layer,
                                    const firni_gated_delta_traits *traits, firni_gated_delta *out, firn_error *err)
 {
@@ -109,10 +129,17 @@ firn_status firni_gated_delta_load(firni_loader *loader, const firni_hparams *hp
         status = firni_load_projection(loader, qkv_gate, 2, hp->n_embd, &out->qkv_gate, err);
     }
     if (status == FIRN_OK) {
+        status = skip_second_form(loader, hp, layer, out->qkv_gate.n_rows, err);
+    }
+    if (status == FIRN_OK) {
         status = load_gates(loader, hp, layer, out, err);
     }
     if (status == FIRN_OK) {
         status = firni_load_projection(loader, &output, 1, n_out, &out->out, err);
+    }
+    if (traits->ignores_scales) {
+        out->qkv_gate.scale = NULL;
+        out->out.scale = NULL;
     }
     return status;
 }

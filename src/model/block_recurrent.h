@@ -21,6 +21,7 @@ typedef struct firni_gated_delta {
 
 typedef struct firni_gated_delta_traits {
     bool gates_by_key_head;     /* one tensor ssm_ba in place of ssm_alpha and ssm_beta */
+    bool ignores_scales;        /* files may hold scales of these projections that are not meant to be applied */
 } firni_gated_delta_traits;
 
 firn_status firni_gated_delta_load(firni_loader *loader, const firni_hparams *hparams, uint32_t layer,
@@ -45,6 +46,16 @@ firn_status firni_mamba2_load(firni_loader *loader, const firni_hparams *hparams
                               firn_error *err);
 void firni_mamba2_forward(firni_step *step, const firni_mamba2 *block);
 void firni_mamba2_widths(const firni_hparams *hparams, firni_widths *widths);
+
+/* ---- arch_hybrid.c: members of the tables of qwen35 and qwen3next ---- */
+
+void firni_hybrid_read(firni_keys *keys, firni_hparams *hparams);
+/* keys_cycle: as in firn_cache_options. */
+void firni_hybrid_cache_options(const firni_hparams *hparams, uint32_t layer, bool keys_cycle, firn_cache_options *out);
+firn_status firni_hybrid_load(firni_loader *loader, const firni_hparams *hparams, const firni_gated_delta_traits *delta,
+                              const void **layers, firn_error *err);
+void firni_hybrid_forward_layer(firni_step *step, const void *layers, uint32_t layer);
+void firni_hybrid_widths(const firni_hparams *hparams, firni_widths *widths);
 
 /* ---- block_recurrent.c: what recurrent blocks have in common ---- */
 

@@ -83,6 +83,7 @@ static void f32_models_agree_to_1e_4(void **state)
     compare_with_oracle("llama", 1e-4F);
     compare_with_oracle("qwen3", 1e-4F);
     compare_with_oracle("qwen35", 1e-4F);
+    compare_with_oracle("qwen3next", 1e-4F);
     compare_with_oracle("mamba2", 1e-4F);
 }
 
