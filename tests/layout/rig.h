@@ -51,6 +51,8 @@ static const struct {
     const char *layout;
     const char *test;
 } rig_families_apart[] = {
+    { "ssm:gated-delta", "tests/layout/test_recurrent.c" },
+    { "ssm:mamba2", "tests/layout/test_recurrent.c" },
     { NULL, NULL },
 };
 
