@@ -103,6 +103,7 @@ typedef struct firni_attention {
     const float *k_norm;
     firni_projection out;
     const float *post_norm;    /* [n_embd] of what the block adds, NULL: none */
+    const float *sinks;        /* [n_heads] see firn_attend_input, NULL: none */
 } firni_attention;
 
 typedef struct firni_attention_traits {
@@ -142,6 +143,7 @@ typedef struct firni_moe_traits {
     /* The product takes the place of `gate`: both have n elements, up behind gate. NULL: SwiGLU. Of the chosen experts;
      * the shared expert is SwiGLU. */
     void (*activate)(const firni_kernels *kernels, float *gate, const float *up, uint32_t n);
+    bool ignores_scales; /* scales beside the chosen experts' matrices mean nothing in this architecture */
 } firni_moe_traits;
 
 typedef struct firni_moe {
@@ -151,6 +153,7 @@ typedef struct firni_moe {
     const firni_projection *gate_up; /* [n_experts] */
     const firni_projection *down;    /* [n_experts] */
     void (*activate)(const firni_kernels *kernels, float *gate, const float *up, uint32_t n);
+    bool ignores_scales;
     firni_projection shared_gate_up; /* n_rows 0: no shared expert */
     firni_projection shared_down;
     firni_projection shared_gate;    /* of one row: its output times sigmoid of this; n_rows 0: times 1 */
@@ -160,6 +163,8 @@ firn_status firni_moe_load(firni_loader *loader, const firni_hparams *hparams, u
                            const firni_moe_traits *traits, firni_moe *out, firn_error *err);
 /* x += mixture(norm(x)). `scratch`: firni_moe_scratch_bytes for the step's tokens, 64-byte aligned. */
 void firni_moe_forward(firni_step *step, const firni_moe *moe, void *scratch);
+/* An activation for firni_moe_traits: with g = min(gate, 7) and u = up within [-7, 7], g * sigmoid(1.702 g) * (u + 1). */
+void firni_swiglu_clamped(const firni_kernels *kernels, float *gate, const float *up, uint32_t n);
 /* Never less for more tokens; 0 when no layer has experts. */
 size_t firni_moe_scratch_bytes(const firni_hparams *hparams, uint32_t n_tokens);
 
@@ -224,7 +229,7 @@ typedef struct firni_arch {
 } firni_arch;
 
 extern const firni_arch firni_arch_llama, firni_arch_qwen2, firni_arch_qwen3;
-extern const firni_arch firni_arch_gemma3, firni_arch_gemma4;
+extern const firni_arch firni_arch_gemma3, firni_arch_gemma4, firni_arch_gpt_oss;
 extern const firni_arch firni_arch_qwen35, firni_arch_qwen3next, firni_arch_mamba2;
 
 /* NULL when there is no such architecture. */

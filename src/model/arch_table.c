@@ -12,6 +12,7 @@ static const firni_arch *const table[] = {
     &firni_arch_qwen3,
     &firni_arch_gemma3,
     &firni_arch_gemma4,
+    &firni_arch_gpt_oss,
     &firni_arch_qwen35,
     &firni_arch_qwen3next,
     &firni_arch_mamba2,

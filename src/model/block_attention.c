@@ -208,6 +208,7 @@ void firni_attention_forward(firni_step *step, const firni_attention *attention)
         .out_stride = shape->n_heads * shape->value_dim,
         .n_heads = shape->n_heads,
         .scale = attention->scale,
+        .sinks = attention->sinks,
     };
     const firn_status status = firn_cache_attend(step->cache, &attend, step->counts, step->workers, NULL);
     assert(status == FIRN_OK && "the geometry was checked");

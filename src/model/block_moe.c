@@ -104,7 +104,10 @@ firn_status firni_moe_load(firni_loader *loader, const firni_hparams *hp, uint32
     firni_layer_tensor_name(router, layer, "ffn_gate_inp");
     firni_layer_tensor_name(bias, layer, "exp_probs_b.bias");
     const firni_stack_part scores = { .name = router, .n_rows = hp->moe.n_experts };
-    *out = (firni_moe){ .activate = traits->activate != NULL ? traits->activate : default_activate };
+    *out = (firni_moe){
+        .activate = traits->activate != NULL ? traits->activate : default_activate,
+        .ignores_scales = traits->ignores_scales,
+    };
     firn_status status = firni_load_vector(loader, norm, hp->n_embd, &out->norm, err);
     if (status == FIRN_OK) {
         status = firni_load_projection(loader, &scores, 1, hp->n_embd, &out->router, err);
@@ -257,6 +260,14 @@ static uint32_t expert_of(const moe_arrays *a, uint32_t n_experts, uint32_t slot
     return low;
 }
 
+/* Scale and bias of one expert's projection. */
+static void finish_expert(const firni_kernels *kernels, const firni_moe *moe, const firni_projection *projection, float *y)
+{
+    firni_projection finished = *projection;
+    finished.scale = moe->ignores_scales ? NULL : projection->scale;
+    firni_projection_finish(kernels, &finished, y);
+}
+
 static void activate_task(void *ctx, uint32_t index, uint32_t thread)
 {
     const moe_call *call = ctx;
@@ -266,7 +277,7 @@ static void activate_task(void *ctx, uint32_t index, uint32_t thread)
     for (uint32_t slot = begin; slot < call->slot_end && slot - begin < PAIRS_PER_TASK; slot++) {
         const uint32_t expert = expert_of(call->arrays, p->n_experts, slot);
         float *gate = call->arrays->gate_up + (size_t)(slot - call->slot_begin) * 2 * p->n_ff;
-        firni_projection_finish(call->step->kernels, &call->moe->gate_up[expert], gate);
+        finish_expert(call->step->kernels, call->moe, &call->moe->gate_up[expert], gate);
         call->moe->activate(call->step->kernels, gate, gate + p->n_ff, p->n_ff);
     }
 }
@@ -311,7 +322,7 @@ static void add_experts_token(const firni_step *step, const void *ctx, uint32_t 
         }
         float *y = call->arrays->in + (size_t)(chosen[i].slot - call->slot_begin) * n_embd;
         const float weight = chosen[i].weight;
-        firni_projection_finish(step->kernels, &call->moe->down[chosen[i].expert], y);
+        finish_expert(step->kernels, call->moe, &call->moe->down[chosen[i].expert], y);
         for (uint32_t k = 0; k < n_embd; k++) {
             sum[k] = i == 0 ? weight * y[k] : sum[k] + weight * y[k];
         }

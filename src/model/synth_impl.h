@@ -73,6 +73,6 @@ firn_status firni_synth_check_attention(const firni_synth_options *options, firn
 void firni_synth_put_attention(firni_synth *synth);
 
 extern const firni_synth_arch firni_synth_llama, firni_synth_qwen2, firni_synth_qwen3;
-extern const firni_synth_arch firni_synth_gemma3, firni_synth_gemma4;
+extern const firni_synth_arch firni_synth_gemma3, firni_synth_gemma4, firni_synth_gpt_oss;
 
 #endif

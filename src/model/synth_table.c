@@ -8,7 +8,7 @@
 
 static const firni_synth_arch *const table[] = {
     &firni_synth_llama, &firni_synth_qwen2, &firni_synth_qwen3,
-    &firni_synth_gemma3, &firni_synth_gemma4,
+    &firni_synth_gemma3, &firni_synth_gemma4, &firni_synth_gpt_oss,
 };
 
 #define N_ARCHS (sizeof table / sizeof table[0])

@@ -32,6 +32,7 @@ static const model_case model_cases[] = {
     { "qwen3", FIRNI_WEIGHT_F16, 16, 2 },
     { "gemma3", FIRNI_WEIGHT_Q8_0, 16, 6 },
     { "gemma4", FIRNI_WEIGHT_F16, 16, 6 },
+    { "gpt-oss", FIRNI_WEIGHT_Q8_0, 16, 2 },
 };
 
 #define N_MODEL_CASES (sizeof model_cases / sizeof model_cases[0])
@@ -110,7 +111,7 @@ static void every_architecture_and_weight_type_is_exact_over_chunks(void **state
         { "llama", FIRNI_WEIGHT_F32, 16, 2 },   { "qwen2", FIRNI_WEIGHT_F16, 16, 2 },
         { "qwen2", FIRNI_WEIGHT_Q8_0, 24, 2 },  { "qwen3", FIRNI_WEIGHT_BF16, 32, 2 },
         { "qwen3", FIRNI_WEIGHT_Q8_0, 40, 2 },  { "gemma3", FIRNI_WEIGHT_BF16, 24, 6 },
-        { "gemma4", FIRNI_WEIGHT_Q8_0, 40, 6 },
+        { "gemma4", FIRNI_WEIGHT_Q8_0, 40, 6 },  { "gpt-oss", FIRNI_WEIGHT_F16, 24, 2 },
     };
     test_rng rng = test_rng_create("architectures", 12);
     firn_token tokens[N_TOKENS];

@@ -29,7 +29,7 @@ static double deviation(const float *x, size_t n)
 static void every_architecture_and_type_runs_with_sane_logits(void **state)
 {
     (void)state;
-    static const char *const architectures[] = { "llama", "qwen2", "qwen3", "gemma3", "gemma4" };
+    static const char *const architectures[] = { "llama", "qwen2", "qwen3", "gemma3", "gemma4", "gpt-oss" };
     enum { N_ARCHITECTURES = sizeof architectures / sizeof architectures[0] };
     const firn_token tokens[20] = { 1, 2, 3, 44, 5, 6, 77, 8, 9, 110, 11, 12, 13, 140, 15, 160, 17, 18, 19, 200 };
     for (uint32_t i = 0; i < N_ARCHITECTURES * FIRNI_WEIGHT_TYPES * 2; i++) {
@@ -87,7 +87,7 @@ static void wishes_become_shapes_of_about_that_size(void **state)
     assert_int_equal(o.head_dim, 64);
     assert_int_equal(o.n_ff, 6912);
     assert_int_equal(o.n_vocab, 32000);
-    static const char *const others[] = { "gemma3", "gemma4" };
+    static const char *const others[] = { "gemma3", "gemma4", "gpt-oss" };
     for (size_t i = 0; i < 2 * (sizeof others / sizeof others[0]); i++) {
         firni_synth_options other = { .architecture = others[i / 2] };
         const double wish = i % 2 == 0 ? 250e6 : 450e6;
