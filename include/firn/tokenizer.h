@@ -58,8 +58,8 @@ typedef struct firn_chat_message {
     const char *content; /* UTF-8 */
 } firn_chat_message;
 
-/* The recognised family of the model's chat template: "chatml", "llama3", "mistral", "plain", or NULL when there is a
- * template that is not recognised (chat is then refused; completions still work). */
+/* The recognised family of the model's chat template: "chatml", "llama3", "mistral", "gemma", "gemma4", "harmony", "plain",
+ * or NULL when there is a template that is not recognised (chat is then refused; completions still work). */
 const char *firn_tokenizer_chat_family(const firn_tokenizer *tokenizer);
 /* Renders messages into token ids, ready for the assistant's answer. Contents are encoded without parsing special
  * tokens. Errors: UNSUPPORTED (unrecognised template; the message says so), INVALID (an unknown role or an order that

@@ -9,11 +9,20 @@
  *   llama3    <|start_header_id|>ROLE<|end_header_id|>\n\nCONTENT<|eot_id|>            each message
  *             <|start_header_id|>assistant<|end_header_id|>\n\n
  *   mistral   [INST] SYSTEM\n\nUSER [/INST] ASSISTANT</s>                              each exchange
+ *   gemma     <start_of_turn>user\nSYSTEM\n\nCONTENT<end_of_turn>\n                     each message; the assistant is
+ *             <start_of_turn>model\n                                                  called model
+ *   gemma4    <|turn>ROLE\nCONTENT<turn|>\n                                            each message, likewise
+ *             <|turn>model\n
+ *   harmony   <|start|>user<|message|>CONTENT<|end|>                                   each of the user's
+ *             <|start|>developer<|message|># Instructions\n\nSYSTEM\n\n<|end|>           each system message
+ *             <|start|>assistant<|channel|>final<|message|>CONTENT<|end|>              each answer
+ *             <|start|>assistant
  *   plain     SYSTEM\n\n, User: CONTENT\n\n, Assistant: CONTENT\n\n                    each message
  *             Assistant:
  *
- * Mistral's spaces follow the template's own spelling. Its system message joins the first user message, so that a
- * conversation only ever grows at its end and its prefix can be found again. "plain" is for models without a template.
+ * Mistral's spaces follow the template's own spelling. Its system message, and Gemma's, joins the first user message, so
+ * that a conversation only ever grows at its end and its prefix can be found again. "plain" is for models without a
+ * template.
  *
  * Contents never become control tokens, whatever they spell: markers are pushed as ids, contents are encoded as text.
  * Text that the frame puts next to a content is encoded together with it, as if the template had been one text.
@@ -35,6 +44,14 @@ firni_chat_style firni_chat_recognise(const char *template_text)
     }
     if (strstr(template_text, "<|im_start|>") != NULL) {
         style.family = FIRNI_CHAT_CHATML;
+    } else if (strstr(template_text, "<start_of_turn>") != NULL) {
+        style.family = FIRNI_CHAT_GEMMA;
+        style.trim = true;
+    } else if (strstr(template_text, "<|turn>") != NULL) {
+        style.family = FIRNI_CHAT_GEMMA4;
+        style.trim = true;
+    } else if (strstr(template_text, "<|start|>") != NULL && strstr(template_text, "<|channel|>") != NULL) {
+        style.family = FIRNI_CHAT_HARMONY;
     } else if (strstr(template_text, "<|start_header_id|>") != NULL && strstr(template_text, "<|eot_id|>") != NULL) {
         style.family = FIRNI_CHAT_LLAMA3;
         style.trim = strstr(template_text, "| trim") != NULL || strstr(template_text, "|trim") != NULL;
@@ -55,7 +72,10 @@ const char *firn_tokenizer_chat_family(const firn_tokenizer *tokenizer)
                                          [FIRNI_CHAT_PLAIN] = "plain",
                                          [FIRNI_CHAT_CHATML] = "chatml",
                                          [FIRNI_CHAT_LLAMA3] = "llama3",
-                                         [FIRNI_CHAT_MISTRAL] = "mistral" };
+                                         [FIRNI_CHAT_MISTRAL] = "mistral",
+                                         [FIRNI_CHAT_GEMMA] = "gemma",
+                                         [FIRNI_CHAT_GEMMA4] = "gemma4",
+                                         [FIRNI_CHAT_HARMONY] = "harmony" };
     return names[tokenizer->chat.family];
 }
 
@@ -126,10 +146,10 @@ static bool is_space(char c)
     return c == ' ' || (c >= '\t' && c <= '\r');
 }
 
-static void put_content(renderer *out, const char *content)
+static void put_trimmed(renderer *out, const char *content, bool trim)
 {
     size_t len = strlen(content);
-    if (out->tokenizer->chat.trim) {
+    if (trim) {
         while (len > 0 && is_space(content[0])) {
             content++;
             len--;
@@ -139,6 +159,11 @@ static void put_content(renderer *out, const char *content)
         }
     }
     put_bytes(out, content, len);
+}
+
+static void put_content(renderer *out, const char *content)
+{
+    put_trimmed(out, content, out->tokenizer->chat.trim);
 }
 
 static bool has_role(const firn_chat_message *message, const char *role)
@@ -173,6 +198,61 @@ static void render_llama3(renderer *out, const firn_chat_message *messages, uint
             (void)put_marker(out, "<|eot_id|>");
         }
     }
+}
+
+/* The template adds the system message to the first user's as it is, and trims what the user said alone. */
+static void render_gemma(renderer *out, const firn_chat_message *messages, uint32_t n_messages)
+{
+    const bool has_system = has_role(&messages[0], "system");
+    for (uint32_t i = has_system; i <= n_messages; i++) {
+        (void)put_marker(out, "<start_of_turn>");
+        put_text(out, i < n_messages && has_role(&messages[i], "user") ? "user\n" : "model\n");
+        if (i < n_messages) {
+            if (i == 1 && has_system) {
+                put_trimmed(out, messages[0].content, false);
+                put_text(out, "\n\n");
+            }
+            put_content(out, messages[i].content);
+            (void)put_marker(out, "<end_of_turn>");
+            put_text(out, "\n");
+        }
+    }
+}
+
+static void render_gemma4(renderer *out, const firn_chat_message *messages, uint32_t n_messages)
+{
+    for (uint32_t i = 0; i <= n_messages; i++) {
+        const bool is_model = i == n_messages || has_role(&messages[i], "assistant");
+        (void)put_marker(out, "<|turn>");
+        put_text(out, is_model ? "model" : messages[i].role);
+        put_text(out, "\n");
+        if (i < n_messages) {
+            put_content(out, messages[i].content);
+            (void)put_marker(out, "<turn|>");
+            put_text(out, "\n");
+        }
+    }
+}
+
+/* In this format what a client calls the system message is the developer's: "system" is what the model's maker says. */
+static void render_harmony(renderer *out, const firn_chat_message *messages, uint32_t n_messages)
+{
+    for (uint32_t i = 0; i < n_messages; i++) {
+        const bool is_system = has_role(&messages[i], "system");
+        (void)put_marker(out, "<|start|>");
+        put_text(out, is_system ? "developer" : messages[i].role);
+        if (has_role(&messages[i], "assistant")) {
+            (void)put_marker(out, "<|channel|>");
+            put_text(out, "final");
+        }
+        (void)put_marker(out, "<|message|>");
+        put_text(out, is_system ? "# Instructions\n\n" : "");
+        put_content(out, messages[i].content);
+        put_text(out, is_system ? "\n\n" : "");
+        (void)put_marker(out, "<|end|>");
+    }
+    (void)put_marker(out, "<|start|>");
+    put_text(out, "assistant");
 }
 
 static void render_plain(renderer *out, const firn_chat_message *messages, uint32_t n_messages)
@@ -227,7 +307,8 @@ static firn_status check_messages(const firn_tokenizer *tokenizer, const firn_ch
 {
     if (tokenizer->chat.family == FIRNI_CHAT_UNKNOWN) {
         return firni_fail(err, FIRN_ERR_UNSUPPORTED,
-                          "the model's chat template is of no known family (chatml, llama3, mistral); use completions");
+                          "the model's chat template is of no known family (chatml, llama3, mistral, gemma, "
+                          "gemma4, harmony); use completions");
     }
     if (n_messages == 0) {
         return firni_fail(err, FIRN_ERR_INVALID, "a chat needs at least one message");
@@ -239,7 +320,7 @@ static firn_status check_messages(const firn_tokenizer *tokenizer, const firn_ch
                               "message %u: the role \"%.40s\" is none of system, user, assistant", i, messages[i].role);
         }
     }
-    if (tokenizer->chat.family != FIRNI_CHAT_MISTRAL) {
+    if (tokenizer->chat.family != FIRNI_CHAT_MISTRAL && tokenizer->chat.family != FIRNI_CHAT_GEMMA) {
         return FIRN_OK;
     }
     const uint32_t first = has_role(&messages[0], "system");
@@ -251,7 +332,8 @@ static firn_status check_messages(const firn_tokenizer *tokenizer, const firn_ch
                               messages[i].role);
         }
     }
-    if ((n_messages - first) % 2 == 0) {
+    /* Gemma's answer may begin after anything but nothing. */
+    if ((n_messages - first) % 2 == 0 && (tokenizer->chat.family == FIRNI_CHAT_MISTRAL || n_messages == first)) {
         return firni_fail(err, FIRN_ERR_INVALID, "this model's template wants the last message to be the user's");
     }
     return FIRN_OK;
@@ -275,6 +357,9 @@ firn_status firn_tokenizer_chat(const firn_tokenizer *tokenizer, const firn_chat
     case FIRNI_CHAT_CHATML: render_chatml(&rendered, messages, n_messages); break;
     case FIRNI_CHAT_LLAMA3: render_llama3(&rendered, messages, n_messages); break;
     case FIRNI_CHAT_MISTRAL: render_mistral(&rendered, messages, n_messages); break;
+    case FIRNI_CHAT_GEMMA: render_gemma(&rendered, messages, n_messages); break;
+    case FIRNI_CHAT_GEMMA4: render_gemma4(&rendered, messages, n_messages); break;
+    case FIRNI_CHAT_HARMONY: render_harmony(&rendered, messages, n_messages); break;
     case FIRNI_CHAT_PLAIN: render_plain(&rendered, messages, n_messages); break;
     case FIRNI_CHAT_UNKNOWN: assert(false); break;
     }

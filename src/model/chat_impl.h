@@ -15,13 +15,16 @@ typedef enum firni_chat_family {
     FIRNI_CHAT_PLAIN,
     FIRNI_CHAT_CHATML,
     FIRNI_CHAT_LLAMA3,
-    FIRNI_CHAT_MISTRAL
+    FIRNI_CHAT_MISTRAL,
+    FIRNI_CHAT_GEMMA,
+    FIRNI_CHAT_GEMMA4,
+    FIRNI_CHAT_HARMONY
 } firni_chat_family;
 
 typedef struct firni_chat_style {
     firni_chat_family family;
     bool bos;         /* the template begins with the model's BOS */
-    bool trim;        /* Llama 3: contents lose white space at both ends */
+    bool trim;        /* Llama 3, Gemma: contents lose white space at both ends */
     bool space_open;  /* Mistral: a space after [INST] */
     bool space_close; /* Mistral: a space before [/INST] */
 } firni_chat_style;

@@ -11,6 +11,13 @@
 #define MISTRAL_V1 "{{ bos_token }}{% for m in messages %}{{ '[INST] ' + m['content'] + ' [/INST]' }}{% endfor %}"
 #define MISTRAL_V3 "{{ bos_token }}{% for m in messages %}{{ '[INST]' + m['content'] + '[/INST]' }}{% endfor %}"
 
+#define GEMMA                                                                                                          \
+    "{{ bos_token }}{% for m in messages %}{{ '<start_of_turn>' + role + '\n' + first_user_prefix }}"                    \
+    "{{ m['content'] | trim }}{{ '<end_of_turn>\n' }}{% endfor %}"
+#define GEMMA4 "{{ bos_token }}{% for m in messages %}{{ '<|turn>' + role + '\n' }}{{ c | trim }}<turn|>\n{% endfor %}"
+#define HARMONY                                                                                                        \
+    "{% for m in messages %}{{ '<|start|>' + m.role }}<|channel|>final<|message|>{{ m.content }}<|end|>{% endfor %}"
+
 static void use_template(test_vocab *vocab, char *storage, const char *text)
 {
     memcpy(storage, text, strlen(text) + 1);
@@ -30,7 +37,10 @@ static void templates_are_recognised_by_family(void **state)
         { NULL, "plain" },
         { "{% for m in messages %}[INST] <<SYS>>{{ m.content }}<</SYS>> [/INST]{% endfor %}", NULL },
         { "[SYSTEM_PROMPT]{{ s }}[/SYSTEM_PROMPT][INST]{{ u }}[/INST]", NULL },
-        { "<start_of_turn>{{ role }}\n{{ content }}<end_of_turn>", NULL },
+        { GEMMA, "gemma" },
+        { GEMMA4, "gemma4" },
+        { HARMONY, "harmony" },
+        { "<|start|>{{ role }}<|end|>", NULL },
         { "", NULL },
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -167,6 +177,87 @@ static void mistral_puts_the_system_message_into_the_first_users(void **state)
     firni_tokenizer_destroy(tokenizer);
 }
 
+static void assert_refused(const firn_tokenizer *tokenizer, const firn_chat_message *messages, uint32_t n_messages,
+                           firn_status expected, const char *word)
+{
+    firn_token *tokens = NULL;
+    uint32_t n = 0;
+    firn_error err = { 0 };
+    assert_status(firn_tokenizer_chat(tokenizer, messages, n_messages, &tokens, &n, &err), expected);
+    assert_null(tokens);
+    assert_int_equal(n, 0);
+    if (strstr(err.message, word) == NULL) {
+        fail_msg("\"%s\" does not say \"%s\"", err.message, word);
+    }
+}
+
+/* A byte-level vocabulary with these control tokens and this template. */
+static firn_tokenizer *tokenizer_with(const char *text, const char *const *markers, const char *bos, char *storage)
+{
+    test_vocab vocab;
+    test_vocab_init_bytes(&vocab, "gpt-2");
+    if (bos != NULL) {
+        vocab.spec.bos = test_vocab_add(&vocab, bos, FIRNI_PIECE_CONTROL, 0);
+    }
+    for (; *markers != NULL; markers++) {
+        (void)test_vocab_add(&vocab, *markers, FIRNI_PIECE_CONTROL, 0);
+    }
+    use_template(&vocab, storage, text);
+    return test_vocab_compile(&vocab);
+}
+
+static void gemma_calls_the_assistant_model_and_has_no_system_turn(void **state)
+{
+    (void)state;
+    static const char *const markers[] = { "<start_of_turn>", "<end_of_turn>", NULL };
+    char storage[512];
+    firn_tokenizer *tokenizer = tokenizer_with(GEMMA, markers, "<bos>", storage);
+    assert_int_equal(assert_renders(tokenizer, conversation, 4,
+                                    "<bos><start_of_turn>user\nBe brief.\n\nHello<end_of_turn>\n"
+                                    "<start_of_turn>model\nHi.<end_of_turn>\n<start_of_turn>user\nBye<end_of_turn>\n"
+                                    "<start_of_turn>model\n"),
+                     8);
+    assert_int_equal(assert_renders(tokenizer, conversation + 1, 1,
+                                    "<bos><start_of_turn>user\nHello<end_of_turn>\n<start_of_turn>model\n"),
+                     4);
+    /* What is put before the first user's words keeps its own white space. */
+    const firn_chat_message spaced[] = { { .role = "system", .content = " a " }, conversation[3] };
+    (void)assert_renders(tokenizer, spaced, 2,
+                         "<bos><start_of_turn>user\n a \n\nBye<end_of_turn>\n<start_of_turn>model\n");
+    assert_refused(tokenizer, conversation, 1, FIRN_ERR_INVALID, "last");
+    assert_refused(tokenizer, conversation + 2, 2, FIRN_ERR_INVALID, "user");
+    firni_tokenizer_destroy(tokenizer);
+}
+
+static void gemma4_has_turns_of_every_role(void **state)
+{
+    (void)state;
+    static const char *const markers[] = { "<|turn>", "<turn|>", NULL };
+    char storage[512];
+    firn_tokenizer *tokenizer = tokenizer_with(GEMMA4, markers, "<bos>", storage);
+    assert_int_equal(assert_renders(tokenizer, conversation, 4,
+                                    "<bos><|turn>system\nBe brief.<turn|>\n<|turn>user\nHello<turn|>\n"
+                                    "<|turn>model\nHi.<turn|>\n<|turn>user\nBye<turn|>\n<|turn>model\n"),
+                     10);
+    firni_tokenizer_destroy(tokenizer);
+}
+
+static void harmony_makes_the_system_message_the_developers(void **state)
+{
+    (void)state;
+    static const char *const markers[] = { "<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|return|>",
+                                           "<|call|>", NULL };
+    char storage[512];
+    firn_tokenizer *tokenizer = tokenizer_with(HARMONY, markers, NULL, storage);
+    assert_int_equal(assert_renders(tokenizer, conversation, 4,
+                                    "<|start|>developer<|message|># Instructions\n\nBe brief.\n\n<|end|>"
+                                    "<|start|>user<|message|> Hello <|end|>"
+                                    "<|start|>assistant<|channel|>final<|message|>Hi.<|end|>"
+                                    "<|start|>user<|message|>Bye<|end|><|start|>assistant"),
+                     14);
+    firni_tokenizer_destroy(tokenizer);
+}
+
 static void a_model_without_a_template_gets_the_plain_frame(void **state)
 {
     (void)state;
@@ -212,20 +303,6 @@ static void contents_never_become_control_tokens(void **state)
     firni_tokenizer_destroy(tokenizer);
 }
 
-static void assert_refused(const firn_tokenizer *tokenizer, const firn_chat_message *messages, uint32_t n_messages,
-                           firn_status expected, const char *word)
-{
-    firn_token *tokens = NULL;
-    uint32_t n = 0;
-    firn_error err = { 0 };
-    assert_status(firn_tokenizer_chat(tokenizer, messages, n_messages, &tokens, &n, &err), expected);
-    assert_null(tokens);
-    assert_int_equal(n, 0);
-    if (strstr(err.message, word) == NULL) {
-        fail_msg("\"%s\" does not say \"%s\"", err.message, word);
-    }
-}
-
 static void wrong_messages_are_refused(void **state)
 {
     (void)state;
@@ -261,6 +338,9 @@ int main(void)
         cmocka_unit_test(chatml_markers_that_the_vocabulary_lacks_are_text),
         cmocka_unit_test(llama3_trims_contents_and_begins_with_bos),
         cmocka_unit_test(mistral_puts_the_system_message_into_the_first_users),
+        cmocka_unit_test(gemma_calls_the_assistant_model_and_has_no_system_turn),
+        cmocka_unit_test(gemma4_has_turns_of_every_role),
+        cmocka_unit_test(harmony_makes_the_system_message_the_developers),
         cmocka_unit_test(a_model_without_a_template_gets_the_plain_frame),
         cmocka_unit_test(a_longer_conversation_begins_with_the_shorter_ones_tokens),
         cmocka_unit_test(contents_never_become_control_tokens),
