@@ -193,26 +193,41 @@ static void fill_elements(uint8_t *out, size_t n_bytes, firn_dtype dtype, uint32
     }
 }
 
+/* Random elements in the blocks of a file, with scales of about 0.002; minima, where a format has them, alike. */
+static void fill_blocks(uint8_t *out, size_t n_bytes, firni_weight_type type, uint32_t seed)
+{
+    const uint16_t half = 0x1800u;
+    const firni_group_format *format = &firni_group_formats[type];
+    for (size_t i = 0; i < n_bytes; i++) {
+        out[i] = (uint8_t)(next_random(&seed) >> 24);
+    }
+    for (size_t i = 0; i < n_bytes; i += format->file_bytes) {
+        memcpy(out + i + (type == FIRNI_WEIGHT_Q6_K ? format->file_bytes - sizeof(half) : 0), &half, sizeof(half));
+        if (firni_group_has_minima(format)) {
+            memcpy(out + i + sizeof(half), &half, sizeof(half));
+        }
+    }
+}
+
+/* All panels of a grouped format are copies of one. */
 static uint8_t *make_panels(firni_weight_type type, uint32_t n_rows, uint32_t n_cols)
 {
     const size_t n_bytes = firni_matrix_bytes(type, n_rows, n_cols);
     uint8_t *panels = allocate(n_bytes);
-    uint32_t seed = 7;
-    if (type == FIRNI_WEIGHT_Q8_0) {
-        void *start = panels;
-        firni_q8_group *groups = start;
-        for (size_t g = 0; g < n_bytes / sizeof(*groups); g++) {
-            for (unsigned i = 0; i < FIRNI_PANEL_ROWS; i++) {
-                groups[g].scales[i] = (uint16_t)(0x1800u + i); /* about 0.002 */
-            }
-            for (size_t i = 0; i < sizeof(groups[g].pairs); i += sizeof(seed)) {
-                next_random(&seed);
-                memcpy((uint8_t *)groups[g].pairs + i, &seed, sizeof(seed));
-            }
-        }
+    const uint32_t seed = 7;
+    if (!firni_weight_is_grouped(type)) {
+        fill_elements(panels, n_bytes, firni_weight_dtype(type), seed);
         return panels;
     }
-    fill_elements(panels, n_bytes, firni_weight_dtype(type), seed);
+    const size_t rows_bytes = FIRNI_PANEL_ROWS * firni_weight_row_bytes(type, n_cols);
+    const size_t panel_bytes = firni_panel_bytes(type, n_cols);
+    uint8_t *rows = allocate(rows_bytes);
+    fill_blocks(rows, rows_bytes, type, seed);
+    firni_matrix_pack(type, n_rows, n_cols, rows, panels, 0, 1);
+    for (uint32_t p = 1; p < firni_panel_count(n_rows); p++) {
+        memcpy(panels + p * panel_bytes, panels, panel_bytes);
+    }
+    free(rows);
     return panels;
 }
 
@@ -434,17 +449,21 @@ static void run_all(bench *b)
     bench_stream(b);
     if (b->tiny) {
         for (firni_weight_type type = FIRNI_WEIGHT_F32; type < FIRNI_WEIGHT_TYPES; type++) {
-            bench_product(b, type, 200, 64, 1);
-            bench_product(b, type, 200, 64, 13);
+            bench_product(b, type, 200, 256, 1);
+            bench_product(b, type, 200, 256, 13);
         }
         bench_attention(b, FIRN_DTYPE_F16, 64, 256, 1);
         bench_attention(b, FIRN_DTYPE_BF16, 64, 256, 64);
         return;
     }
-    bench_product(b, FIRNI_WEIGHT_Q8_0, 460800, 1024, 1);
+    for (firni_weight_type type = FIRNI_WEIGHT_Q8_0; type < FIRNI_WEIGHT_TYPES; type++) {
+        bench_product(b, type, 460800, 1024, 1);
+        bench_product(b, type, 6912, 1024, 512);
+    }
     bench_product(b, FIRNI_WEIGHT_Q8_0, 460800, 1024, 4);
-    bench_product(b, FIRNI_WEIGHT_Q8_0, 6912, 1024, 512);
+    bench_product(b, FIRNI_WEIGHT_Q4_K, 460800, 1024, 4);
     bench_product(b, FIRNI_WEIGHT_Q8_0, 1024, 6912, 512);
+    bench_product(b, FIRNI_WEIGHT_Q4_K, 1024, 6912, 512);
     bench_product(b, FIRNI_WEIGHT_F16, 230400, 1024, 1);
     bench_product(b, FIRNI_WEIGHT_F16, 6912, 1024, 512);
     bench_product(b, FIRNI_WEIGHT_BF16, 230400, 1024, 1);

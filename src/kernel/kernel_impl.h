@@ -6,15 +6,15 @@
  * each kernel testable with memcmp. What makes this possible (docs/ARITHMETIC.md has the whole of it):
  *
  *   - one output is one chain: a matrix product sums over K in ascending order in one lane, with one rounding per
- *     fused multiply-add (f32) or exact integers per group of 32 (q8_0), whatever the number of tokens or threads;
+ *     fused multiply-add (f32) or exact integers per group (q8_0, q4_K), whatever the number of tokens or threads;
  *   - a reduction over a vector is done in 16 virtual lanes (element i goes to lane i % 16, ascending), then folded
  *     8+8, 4+4, 2+2, 1+1, whatever the width of a register;
  *   - attention walks 64-token tiles aligned to absolute positions, oldest first, with an online softmax; lanes beyond
  *     a query's own position are masked and cannot influence its bits;
  *   - exp is one polynomial, the same operations everywhere; nothing is contracted or reassociated by the compiler.
  *
- * Integer weights (q8_0) are multiplied by activations quantised to 16 bits per group of 32, which costs the same as 8
- * bits where there is no byte dot product and is some 250 times finer.
+ * Integer weights (q8_0 and all with fewer bits) are multiplied by activations quantised to 16 bits per group of 32,
+ * which costs the same as 8 bits where there is no byte dot product and is some 250 times finer.
  *
  * Nothing here allocates, takes locks or knows rows, models or files.
  */
@@ -30,17 +30,27 @@
 
 /* ---- packed matrices ----------------------------------------------------------------------------------------- */
 
-/* Weight element formats, in their GGUF meaning. */
+/* Weight element formats, in their GGUF meaning. From q8_0 on they are grouped: integers that share scales. */
 typedef enum firni_weight_type {
     FIRNI_WEIGHT_F32 = 0,
     FIRNI_WEIGHT_F16 = 1,
     FIRNI_WEIGHT_BF16 = 2,
-    FIRNI_WEIGHT_Q8_0 = 3, /* groups of 32: f16 scale, 32 signed bytes */
+    FIRNI_WEIGHT_Q8_0 = 3,   /* groups of 32: f16 scale, 32 signed bytes */
+    FIRNI_WEIGHT_Q4_0 = 4,   /* groups of 32: f16 scale, 4 bits less 8 */
+    FIRNI_WEIGHT_Q4_1 = 5,   /* groups of 32: f16 scale and minimum, 4 bits */
+    FIRNI_WEIGHT_Q5_0 = 6,   /* groups of 32: f16 scale, 5 bits less 16 */
+    FIRNI_WEIGHT_Q5_1 = 7,   /* groups of 32: f16 scale and minimum, 5 bits */
+    FIRNI_WEIGHT_Q4_K = 8,   /* blocks of 256: f16 scale and minimum; for each 32 6 bits of both, 4 bits */
+    FIRNI_WEIGHT_Q5_K = 9,   /* the same with 5 bits */
+    FIRNI_WEIGHT_Q6_K = 10,  /* blocks of 256: f16 scale; for each 16 a signed byte of scale, 6 bits less 32 */
+    FIRNI_WEIGHT_MXFP4 = 11, /* groups of 32: a power of two, 4-bit floats (e2m1) */
     FIRNI_WEIGHT_TYPES
 } firni_weight_type;
 
-const char *firni_weight_type_name(firni_weight_type type); /* "f32", "f16", "bf16", "q8_0" */
-/* Bytes of one row of n_cols elements as it lies in a GGUF file; 0 when n_cols does not fit the type's group. */
+const char *firni_weight_type_name(firni_weight_type type); /* "f32", "q8_0", "q4_K", ... */
+/* Elements that only exist together: 1, 32 or 256. Rows have a multiple of it. */
+uint32_t firni_weight_block_cols(firni_weight_type type);
+/* Bytes of one row of n_cols elements as it lies in a GGUF file; 0 when n_cols does not fit the type's block. */
 size_t firni_weight_row_bytes(firni_weight_type type, uint32_t n_cols);
 /* Row-major elements as they lie in a GGUF file, as f32. */
 void firni_weight_row_to_f32(firni_weight_type type, const void *row, uint32_t n_cols, float *out);

@@ -1,7 +1,8 @@
 /*
  * The scalar reference: this file is the definition of the arithmetic, in plain loops over one number at a time.
- * docs/ARITHMETIC.md says the same in words. It shares no algorithm with the vector variants, which are tested against
- * it bit by bit; it is the variant of processors that have no other.
+ * docs/ARITHMETIC.md says the same in words. Products with grouped weights are in grouped_scalar.c. It shares no
+ * algorithm with the vector variants, which are tested against it bit by bit; it is the variant of processors that have
+ * no other.
  *
  * Sources: online softmax, Milakov and Gimelshein (arXiv 1805.02867) in tiles as in FlashAttention (arXiv 2205.14135);
  * exp by Cody-Waite reduction.
@@ -10,6 +11,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "kernel/grouped_scalar.h"
 #include "kernel/numbers.h"
 #include "kernel/packed.h"
 #include "kernel/variants_impl.h"
@@ -211,44 +213,15 @@ static float load_element(firn_dtype dtype, const uint8_t *plane, size_t index)
     }
 }
 
-/* One group of 32: a scale and integers in [-32767, 32767]. A group that holds a NaN or an infinity gets the scale
- * NaN, so that it cannot pass for numbers. */
-static float quantise_group(const float *x, int16_t *values)
-{
-    uint32_t bits_max = 0;
-    for (uint32_t k = 0; k < FIRNI_GROUP; k++) {
-        const uint32_t bits = firni_f32_bits(x[k]) & 0x7fffffffu;
-        bits_max = bits > bits_max ? bits : bits_max;
-    }
-    const float magnitude = firni_f32_from_bits(bits_max);
-    if (!(magnitude >= FIRNI_ACTIVATION_TINY && magnitude < INFINITY)) {
-        memset(values, 0, FIRNI_GROUP * sizeof(values[0]));
-        return magnitude < FIRNI_ACTIVATION_TINY ? 0.0f : NAN;
-    }
-    const float inverse = FIRNI_ACTIVATION_MAX / magnitude;
-    for (uint32_t k = 0; k < FIRNI_GROUP; k++) {
-        values[k] = (int16_t)lrintf(x[k] * inverse);
-    }
-    return magnitude / FIRNI_ACTIVATION_MAX;
-}
-
 static void scalar_prepare(firni_weight_type type, const float *x, size_t x_stride, uint32_t n_cols,
                            uint32_t token_begin, uint32_t token_end, uint32_t n_tokens, void *acts)
 {
-    if (type != FIRNI_WEIGHT_Q8_0) {
-        for (uint32_t t = token_begin; t < token_end; t++) {
-            memcpy((float *)acts + (size_t)t * n_cols, x + t * x_stride, n_cols * sizeof(float));
-        }
+    if (firni_weight_is_grouped(type)) {
+        firni_scalar_prepare_groups(type, x, x_stride, n_cols, token_begin, token_end, n_tokens, acts);
         return;
     }
-    int16_t *values = acts;
-    void *scales_start = values + (size_t)n_tokens * n_cols;
-    float *scales = scales_start;
     for (uint32_t t = token_begin; t < token_end; t++) {
-        for (uint32_t k = 0; k < n_cols; k += FIRNI_GROUP) {
-            const size_t at = (size_t)t * n_cols + k;
-            scales[at / FIRNI_GROUP] = quantise_group(x + t * x_stride + k, values + at);
-        }
+        memcpy((float *)acts + (size_t)t * n_cols, x + t * x_stride, n_cols * sizeof(float));
     }
 }
 
@@ -263,38 +236,17 @@ static void multiply_float_panel(const firni_matrix *w, const uint8_t *panel, co
     }
 }
 
-static void multiply_q8_panel(uint32_t n_groups, const firni_q8_group *groups, const int16_t *values,
-                              const float *scales, float y[LANES])
-{
-    memset(y, 0, LANES * sizeof(y[0]));
-    for (uint32_t g = 0; g < n_groups; g++) {
-        int32_t sums[LANES] = {0}; /* at most 32 * 128 * 32767 in magnitude: exact */
-        for (uint32_t k = 0; k < FIRNI_GROUP; k++) {
-            for (unsigned lane = 0; lane < LANES; lane++) {
-                sums[lane] += groups[g].pairs[k / 2][lane][k % 2] * values[g * FIRNI_GROUP + k];
-            }
-        }
-        for (unsigned lane = 0; lane < LANES; lane++) {
-            const float scale = firni_f16_to_f32(groups[g].scales[lane]) * scales[g];
-            y[lane] = fmaf(scale, (float)sums[lane], y[lane]);
-        }
-    }
-}
-
 static void scalar_matmul_panels(const firni_matrix *w, const void *acts, float *y, size_t y_stride, uint32_t n_tokens,
                                  uint32_t panel_begin, uint32_t panel_end)
 {
-    const firni_q8_acts q8 = firni_q8_acts_view(acts, w->n_cols, n_tokens);
-    const uint32_t n_groups = w->n_cols / FIRNI_GROUP;
     for (uint32_t p = panel_begin; p < panel_end; p++) {
-        const void *panel = w->panels + p * firni_panel_bytes(w->type, w->n_cols);
+        const uint8_t *panel = w->panels + p * firni_panel_bytes(w->type, w->n_cols);
         const uint32_t first_row = p * FIRNI_PANEL_ROWS;
         const uint32_t n_rows = w->n_rows - first_row < LANES ? w->n_rows - first_row : LANES;
         for (uint32_t t = 0; t < n_tokens; t++) {
             float sums[LANES];
-            if (w->type == FIRNI_WEIGHT_Q8_0) {
-                multiply_q8_panel(n_groups, panel, q8.values + (size_t)t * w->n_cols, q8.scales + (size_t)t * n_groups,
-                                  sums);
+            if (firni_weight_is_grouped(w->type)) {
+                firni_scalar_multiply_groups(w, panel, acts, n_tokens, t, sums);
             } else {
                 multiply_float_panel(w, panel, (const float *)acts + (size_t)t * w->n_cols, sums);
             }

@@ -25,6 +25,7 @@ typedef struct lanes_int {
 
 typedef lanes_int lanes_weights; /* 16-bit pairs: rows 0-7, rows 8-15 */
 typedef __m256i lanes_acts;      /* one pair, eight times */
+typedef __m256i lanes_table;     /* twice */
 
 FIRNI_INLINE lanes lanes_set(float x) { return (lanes){_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
 FIRNI_INLINE lanes lanes_load(const float *p) { return (lanes){_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
@@ -104,14 +105,72 @@ FIRNI_INLINE float lanes_fold_larger(lanes a) { return fold_larger_256(_mm256_ma
 
 FIRNI_INLINE lanes_int lanes_int_zero(void) { return (lanes_int){_mm256_setzero_si256(), _mm256_setzero_si256()}; }
 
+FIRNI_INLINE lanes_int lanes_int_set(int32_t n) { return (lanes_int){_mm256_set1_epi32(n), _mm256_set1_epi32(n)}; }
+
 FIRNI_INLINE lanes lanes_int_to_float(lanes_int a)
 {
     return (lanes){_mm256_cvtepi32_ps(a.low), _mm256_cvtepi32_ps(a.high)};
 }
 
+FIRNI_INLINE lanes lanes_load_u8(const uint8_t *p)
+{
+    return lanes_int_to_float((lanes_int){_mm256_cvtepu8_epi32(load_64(p)), _mm256_cvtepu8_epi32(load_64(p + 8))});
+}
+
+FIRNI_INLINE lanes lanes_load_i8(const int8_t *p)
+{
+    return lanes_int_to_float((lanes_int){_mm256_cvtepi8_epi32(load_64(p)), _mm256_cvtepi8_epi32(load_64(p + 8))});
+}
+
+/* Exponents in place; the subnormal power of e = 0 is the smallest pattern there can be. */
+FIRNI_INLINE __m256 power_of_256(__m256i e)
+{
+    return _mm256_castsi256_ps(_mm256_max_epi32(_mm256_slli_epi32(e, 23), _mm256_set1_epi32(0x00400000)));
+}
+
+FIRNI_INLINE lanes lanes_load_power(const uint8_t *p)
+{
+    return (lanes){power_of_256(_mm256_cvtepu8_epi32(load_64(p))), power_of_256(_mm256_cvtepu8_epi32(load_64(p + 8)))};
+}
+
 FIRNI_INLINE lanes_weights lanes_load_weights(const int8_t *p)
 {
     return (lanes_weights){_mm256_cvtepi8_epi16(load_128(p)), _mm256_cvtepi8_epi16(load_128(p + 16))};
+}
+
+FIRNI_INLINE lanes_weights lanes_load_words(const uint16_t *p)
+{
+    return (lanes_weights){load_256(p), load_256(p + 16)};
+}
+
+/* Constants wherever this is used, so that one instruction or two are left. */
+FIRNI_INLINE __m256i field_256(__m256i w, unsigned shift, unsigned bits)
+{
+    w = shift == 0 ? w : _mm256_srli_epi16(w, (int)shift);
+    return shift + bits == 16 ? w : _mm256_and_si256(w, _mm256_set1_epi16((int16_t)((1u << bits) - 1)));
+}
+
+FIRNI_INLINE lanes_weights lanes_field(lanes_weights w, unsigned shift, unsigned bits)
+{
+    return (lanes_weights){field_256(w.low, shift, bits), field_256(w.high, shift, bits)};
+}
+
+FIRNI_INLINE __m256i collect_256(__m256i rest, __m256i w, unsigned n)
+{
+    const __m256i mask = _mm256_set1_epi16((int16_t)(0xffff0000u >> n));
+    return _mm256_or_si256(_mm256_srli_epi16(rest, (int)n), _mm256_and_si256(w, mask));
+}
+
+FIRNI_INLINE lanes_weights lanes_collect(lanes_weights rest, lanes_weights w, unsigned n)
+{
+    return (lanes_weights){collect_256(rest.low, w.low, n), collect_256(rest.high, w.high, n)};
+}
+
+FIRNI_INLINE lanes_table lanes_load_table(const uint8_t *p) { return _mm256_broadcastsi128_si256(load_128(p)); }
+
+FIRNI_INLINE lanes_weights lanes_lookup(lanes_weights w, lanes_table table)
+{
+    return (lanes_weights){_mm256_shuffle_epi8(table, w.low), _mm256_shuffle_epi8(table, w.high)};
 }
 
 FIRNI_INLINE lanes_acts lanes_load_acts(const int16_t *p) { return _mm256_set1_epi32(load_pair(p)); }

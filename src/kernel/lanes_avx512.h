@@ -19,12 +19,11 @@ typedef __m512 lanes;
 typedef __m512i lanes_int;
 typedef __m512i lanes_weights;
 typedef __m512i lanes_acts;
+typedef __m512i lanes_table; /* four times */
 
 FIRNI_INLINE lanes lanes_set(float x) { return _mm512_set1_ps(x); }
 FIRNI_INLINE lanes lanes_load(const float *p) { return _mm512_loadu_ps(p); }
 FIRNI_INLINE void lanes_store(float *p, lanes a) { _mm512_storeu_ps(p, a); }
-
-FIRNI_INLINE __m256i load_256(const void *p) { return _mm256_loadu_si256(p); }
 
 FIRNI_INLINE lanes lanes_load_f16(const uint16_t *p) { return _mm512_cvtph_ps(load_256(p)); }
 
@@ -73,9 +72,43 @@ FIRNI_INLINE float lanes_fold_larger(lanes a)
 }
 
 FIRNI_INLINE lanes_int lanes_int_zero(void) { return _mm512_setzero_si512(); }
+FIRNI_INLINE lanes_int lanes_int_set(int32_t n) { return _mm512_set1_epi32(n); }
 FIRNI_INLINE lanes lanes_int_to_float(lanes_int a) { return _mm512_cvtepi32_ps(a); }
 FIRNI_INLINE lanes_weights lanes_load_weights(const int8_t *p) { return _mm512_cvtepi8_epi16(load_256(p)); }
 FIRNI_INLINE lanes_acts lanes_load_acts(const int16_t *p) { return _mm512_set1_epi32(load_pair(p)); }
+
+FIRNI_INLINE lanes lanes_load_u8(const uint8_t *p) { return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(load_128(p))); }
+FIRNI_INLINE lanes lanes_load_i8(const int8_t *p) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load_128(p))); }
+
+/* Exponents in place; the subnormal power of e = 0 is the smallest pattern there can be. */
+FIRNI_INLINE lanes lanes_load_power(const uint8_t *p)
+{
+    const __m512i exponent = _mm512_slli_epi32(_mm512_cvtepu8_epi32(load_128(p)), 23);
+    return _mm512_castsi512_ps(_mm512_max_epi32(exponent, _mm512_set1_epi32(0x00400000)));
+}
+
+FIRNI_INLINE lanes_weights lanes_load_words(const uint16_t *p) { return _mm512_loadu_si512(p); }
+
+FIRNI_INLINE __m512i shift_right_512(__m512i w, unsigned n)
+{
+    return _mm512_srlv_epi16(w, _mm512_set1_epi16((int16_t)n));
+}
+
+/* Constants wherever this is used, so that one instruction or two are left. */
+FIRNI_INLINE lanes_weights lanes_field(lanes_weights w, unsigned shift, unsigned bits)
+{
+    w = shift == 0 ? w : shift_right_512(w, shift);
+    return shift + bits == 16 ? w : _mm512_and_si512(w, _mm512_set1_epi16((int16_t)((1u << bits) - 1)));
+}
+
+FIRNI_INLINE lanes_weights lanes_collect(lanes_weights rest, lanes_weights w, unsigned n)
+{
+    const __m512i mask = _mm512_set1_epi16((int16_t)(0xffff0000u >> n));
+    return _mm512_or_si512(shift_right_512(rest, n), _mm512_and_si512(w, mask));
+}
+
+FIRNI_INLINE lanes_table lanes_load_table(const uint8_t *p) { return _mm512_broadcast_i32x4(load_128(p)); }
+FIRNI_INLINE lanes_weights lanes_lookup(lanes_weights w, lanes_table table) { return _mm512_shuffle_epi8(table, w); }
 
 FIRNI_INLINE lanes_int lanes_dot(lanes_int sum, lanes_weights w, lanes_acts x)
 {

@@ -7,7 +7,8 @@
  * widest register; narrower sets use two or four. Since no operation mixes lanes except the folds, whose order is
  * fixed, all of them give the same bits.
  *
- *   types    lanes (16 f32), lanes_int (16 i32), lanes_weights (16 pairs of i16), lanes_acts (one pair of i16)
+ *   types    lanes (16 f32), lanes_int (16 i32), lanes_weights (16 pairs of i16), lanes_acts (one pair of i16),
+ *            lanes_table (16 bytes)
  *   limits   LANES_ACCUMULATORS, LANES_DOT_ACCUMULATORS: vectors of 16 that one register tile may hold
  *
  *   lanes_set(x)                      all lanes x
@@ -19,8 +20,14 @@
  *   lanes_select_less(a, b, yes, no)  a < b ? yes : no; false when either is NaN
  *   lanes_power(shifted)              (bits << 23) + bits of 1.0f: 2^n from n + FIRNI_EXP_MAGIC
  *   lanes_fold_sum, _fold_larger(a)   8 + 8, 4 + 4, 2 + 2, 1 + 1
- *   lanes_int_zero(), lanes_int_to_float(a)
+ *   lanes_int_zero(), lanes_int_set(n), lanes_int_to_float(a)
+ *   lanes_load_u8(p), lanes_load_i8(p) 16 bytes as floats
+ *   lanes_load_power(p)               16 bytes e: 2^(e - 127), infinity for 255 (firni_power_of_exponent)
  *   lanes_load_weights(p)             32 signed bytes: pairs of 16 rows
+ *   lanes_load_words(p)               32 u16: pairs of 16 rows
+ *   lanes_field(w, shift, bits)       the `bits` bits of each u16 from bit `shift` on
+ *   lanes_collect(rest, w, n)         each u16 of rest down by n bits, the upper n bits of w on top
+ *   lanes_load_table(p), lanes_lookup(w, table)   table[u16] of each u16 < 16; table[0] is 0
  *   lanes_load_acts(p)                two i16
  *   lanes_dot(sum, w, x)              sum + w[0] * x[0] + w[1] * x[1] in i32, exact
  *   lanes_magnitude_bits(a, b)        the largest bit pattern of |a| and |b|, as unsigned integers

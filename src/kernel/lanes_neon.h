@@ -31,6 +31,7 @@ typedef struct lanes_weights {
 } lanes_weights;
 
 typedef int16x4_t lanes_acts; /* one pair, twice */
+typedef uint8x16_t lanes_table;
 
 FIRNI_INLINE lanes lanes_set(float x)
 {
@@ -146,9 +147,47 @@ FIRNI_INLINE lanes_int lanes_int_zero(void)
     return (lanes_int){zero, zero, zero, zero};
 }
 
+FIRNI_INLINE lanes_int lanes_int_set(int32_t n)
+{
+    const int32x4_t v = vdupq_n_s32(n);
+    return (lanes_int){v, v, v, v};
+}
+
 FIRNI_INLINE lanes lanes_int_to_float(lanes_int x)
 {
     return (lanes){vcvtq_f32_s32(x.a), vcvtq_f32_s32(x.b), vcvtq_f32_s32(x.c), vcvtq_f32_s32(x.d)};
+}
+
+FIRNI_INLINE lanes_int widen_u8(uint8x16_t bytes)
+{
+    const uint16x8_t low = vmovl_u8(vget_low_u8(bytes));
+    const uint16x8_t high = vmovl_u8(vget_high_u8(bytes));
+    return (lanes_int){
+        vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(low))), vreinterpretq_s32_u32(vmovl_u16(vget_high_u16(low))),
+        vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(high))), vreinterpretq_s32_u32(vmovl_u16(vget_high_u16(high)))};
+}
+
+FIRNI_INLINE lanes lanes_load_u8(const uint8_t *p) { return lanes_int_to_float(widen_u8(vld1q_u8(p))); }
+
+FIRNI_INLINE lanes lanes_load_i8(const int8_t *p)
+{
+    const int8x16_t bytes = vld1q_s8(p);
+    const int16x8_t low = vmovl_s8(vget_low_s8(bytes));
+    const int16x8_t high = vmovl_s8(vget_high_s8(bytes));
+    return lanes_int_to_float((lanes_int){vmovl_s16(vget_low_s16(low)), vmovl_s16(vget_high_s16(low)),
+                                          vmovl_s16(vget_low_s16(high)), vmovl_s16(vget_high_s16(high))});
+}
+
+/* Exponents in place; the subnormal power of e = 0 is the smallest pattern there can be. */
+FIRNI_INLINE float32x4_t power_of_4(int32x4_t e)
+{
+    return vreinterpretq_f32_s32(vmaxq_s32(vshlq_n_s32(e, 23), vdupq_n_s32(0x00400000)));
+}
+
+FIRNI_INLINE lanes lanes_load_power(const uint8_t *p)
+{
+    const lanes_int e = widen_u8(vld1q_u8(p));
+    return (lanes){power_of_4(e.a), power_of_4(e.b), power_of_4(e.c), power_of_4(e.d)};
 }
 
 FIRNI_INLINE lanes_weights lanes_load_weights(const int8_t *p)
@@ -160,6 +199,59 @@ FIRNI_INLINE lanes_weights lanes_load_weights(const int8_t *p)
         .odd_low = vmovl_s8(vget_low_s8(pairs.val[1])),
         .odd_high = vmovl_s8(vget_high_s8(pairs.val[1])),
     };
+}
+
+FIRNI_INLINE lanes_weights lanes_load_words(const uint16_t *p)
+{
+    const uint16x8x2_t low = vld2q_u16(p);
+    const uint16x8x2_t high = vld2q_u16(p + 16);
+    return (lanes_weights){
+        .even_low = vreinterpretq_s16_u16(low.val[0]),
+        .even_high = vreinterpretq_s16_u16(high.val[0]),
+        .odd_low = vreinterpretq_s16_u16(low.val[1]),
+        .odd_high = vreinterpretq_s16_u16(high.val[1]),
+    };
+}
+
+FIRNI_INLINE uint16x8_t shift_right_8(int16x8_t w, unsigned n)
+{
+    return vshlq_u16(vreinterpretq_u16_s16(w), vdupq_n_s16((int16_t)-(int)n));
+}
+
+FIRNI_INLINE int16x8_t field_8(int16x8_t w, unsigned shift, unsigned bits)
+{
+    return vreinterpretq_s16_u16(vandq_u16(shift_right_8(w, shift), vdupq_n_u16((uint16_t)((1u << bits) - 1))));
+}
+
+FIRNI_INLINE lanes_weights lanes_field(lanes_weights w, unsigned shift, unsigned bits)
+{
+    return (lanes_weights){field_8(w.even_low, shift, bits), field_8(w.even_high, shift, bits),
+                           field_8(w.odd_low, shift, bits), field_8(w.odd_high, shift, bits)};
+}
+
+FIRNI_INLINE int16x8_t collect_8(int16x8_t rest, int16x8_t w, unsigned n)
+{
+    const uint16x8_t mask = vdupq_n_u16((uint16_t)(0xffff0000u >> n));
+    return vreinterpretq_s16_u16(vorrq_u16(shift_right_8(rest, n), vandq_u16(vreinterpretq_u16_s16(w), mask)));
+}
+
+FIRNI_INLINE lanes_weights lanes_collect(lanes_weights rest, lanes_weights w, unsigned n)
+{
+    return (lanes_weights){collect_8(rest.even_low, w.even_low, n), collect_8(rest.even_high, w.even_high, n),
+                           collect_8(rest.odd_low, w.odd_low, n), collect_8(rest.odd_high, w.odd_high, n)};
+}
+
+FIRNI_INLINE lanes_table lanes_load_table(const uint8_t *p) { return vld1q_u8(p); }
+
+FIRNI_INLINE int16x8_t lookup_8(int16x8_t w, uint8x16_t table)
+{
+    return vreinterpretq_s16_u8(vqtbl1q_u8(table, vreinterpretq_u8_s16(w)));
+}
+
+FIRNI_INLINE lanes_weights lanes_lookup(lanes_weights w, lanes_table table)
+{
+    return (lanes_weights){lookup_8(w.even_low, table), lookup_8(w.even_high, table), lookup_8(w.odd_low, table),
+                           lookup_8(w.odd_high, table)};
 }
 
 FIRNI_INLINE lanes_acts lanes_load_acts(const int16_t *p)

@@ -1,5 +1,5 @@
 /*
- * What the two x86-64 lane headers share: 128-bit loads, and the lower part of the folds.
+ * What the two x86-64 lane headers share: loads, and the lower part of the folds.
  */
 #ifndef FIRNI_LANES_X86_H
 #define FIRNI_LANES_X86_H
@@ -13,7 +13,9 @@
 
 #include "base/compiler.h"
 
+FIRNI_INLINE __m128i load_64(const void *p) { return _mm_loadl_epi64(p); }
 FIRNI_INLINE __m128i load_128(const void *p) { return _mm_loadu_si128(p); }
+FIRNI_INLINE __m256i load_256(const void *p) { return _mm256_loadu_si256(p); }
 
 /* 4 + 4, 2 + 2, 1 + 1 */
 FIRNI_INLINE float fold_sum_256(__m256 eight)

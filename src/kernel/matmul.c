@@ -39,7 +39,7 @@ static uint32_t max_u32(uint32_t a, uint32_t b) { return a > b ? a : b; }
 
 size_t firni_matmul_scratch_bytes(uint32_t n_cols, uint32_t n_tokens)
 {
-    /* f32 rows are the larger form: 4 bytes an element, against 2 + 4/32 of q8_0. */
+    /* f32 rows are the largest form: 4 bytes an element, against 2 and at most 12 for each 32 of grouped formats. */
     return (size_t)firni_round_up((uint64_t)n_cols * n_tokens * sizeof(float), SCRATCH_ALIGN);
 }
 
@@ -93,7 +93,7 @@ void firni_matmul(const firni_kernels *kernels, firn_workers *workers, const fir
     if (n_tokens == 0 || run.n_panels == 0) {
         return;
     }
-    const bool usable_in_place = w->type != FIRNI_WEIGHT_Q8_0 && (x_stride == w->n_cols || n_tokens == 1);
+    const bool usable_in_place = !firni_weight_is_grouped(w->type) && (x_stride == w->n_cols || n_tokens == 1);
     if (usable_in_place) {
         run.acts = x;
     } else {

@@ -92,6 +92,12 @@ FIRNI_INLINE uint16_t firni_f16_from_f32(float x)
     return (uint16_t)(sign | ((rounded >> 13) - (112u << 10)));
 }
 
+/* 2^(e - 127), the e8m0 numbers. 2^-127 is subnormal; what the format calls not-a-number (255) is infinity here. */
+FIRNI_INLINE float firni_power_of_exponent(uint8_t e)
+{
+    return firni_f32_from_bits(e == 0 ? 0x00400000u : (uint32_t)e << 23);
+}
+
 /* bfloat16: the upper half of an f32. */
 FIRNI_INLINE float firni_bf16_to_f32(uint16_t upper) { return firni_f32_from_bits((uint32_t)upper << 16); }
 

@@ -5,12 +5,31 @@
  * over K in one lane:
  *
  *   f32, f16, bf16   [K][16 rows] elements
- *   q8_0             [K / 32] groups of 16 f16 scales and [16 pairs of k][16 rows][2] signed bytes (544 bytes)
+ *   grouped formats  [K / 32 or K / 256] blocks: a header of scales, each [16 rows], then the elements of its groups
  *
- * Two neighbours in k of one row lie side by side because the 16-bit multiply-add of every instruction set sums pairs.
+ * Two neighbours in k of one row lie side by side because the 16-bit multiply-add of every instruction set sums pairs:
  *
- * Activations for q8_0 weights: int16 [n_tokens][K], then f32 scales [n_tokens][K / 32]. For float weights they are
- * plain f32 rows of K. Both begin at a 64-byte boundary.
+ *   q8_0             [16 pairs of k][16 rows][2] signed bytes
+ *   4, 5 and 6 bits  words of 16 bits, [words][16 rows][2]; each half of a pair has words of its own
+ *
+ * A word holds as many elements of consecutive pairs as fit, the first at the bottom:
+ *
+ *   bits  words of a group   pairs in each   bits left over at the top, together the last pairs
+ *   4     4 (32 columns)     4               none
+ *   5     5 (32 columns)     3               1 each: pair 15
+ *   6     3 (16 columns)     2               4 each: pairs 6 and 7
+ *
+ * so a shift and a mask make 32 multiplicands, whatever the width of a register, and no bit is spent on padding.
+ * Elements are stored unsigned; what a format subtracts from them (its offset) is put right by the activations, see
+ * below. The packed form is as large as the file's, except for q4_K and q5_K, whose 12 bytes of 6-bit scales become 16.
+ *
+ * Activations for grouped weights: int16 [n_tokens][K], then f32 scales [n_tokens][K / 32], then
+ *
+ *   formats with an offset    i32 starts [n_tokens][groups]: -offset * (sum of the group's activations), where each
+ *                             integer sum begins: sum((w - offset) x) = sum(w x) - offset sum(x), exactly
+ *   formats with minima       f32 totals [n_tokens][K / 32]: scale * (sum of the group's activations)
+ *
+ * For float weights they are plain f32 rows of K. All begin at a 64-byte boundary.
  */
 #ifndef FIRNI_PACKED_H
 #define FIRNI_PACKED_H
@@ -22,35 +41,104 @@
 #include "base/compiler.h"
 #include "kernel/kernel_impl.h"
 
-#define FIRNI_GROUP 32u /* elements of one row that share a scale */
+#define FIRNI_GROUP 32u       /* elements of one row of activations that share a scale */
+#define FIRNI_BLOCK_COLS_MAX 256u
 
-typedef struct firni_q8_group {
-    uint16_t scales[FIRNI_PANEL_ROWS]; /* f16 */
-    int8_t pairs[FIRNI_GROUP / 2][FIRNI_PANEL_ROWS][2];
-} firni_q8_group;
+/* What an element is before the scale. */
+typedef enum firni_encoding {
+    FIRNI_ENCODING_BYTES, /* signed */
+    FIRNI_ENCODING_4_BITS,
+    FIRNI_ENCODING_5_BITS,
+    FIRNI_ENCODING_6_BITS,
+    FIRNI_ENCODING_TABLE, /* 4 bits that stand for firni_mx_values */
+} firni_encoding;
 
-static_assert(sizeof(firni_q8_group) == 544, "a group of 16 rows is 34 bytes for each row, as in a GGUF file");
+/* What stands in the header of a block. */
+typedef enum firni_scaling {
+    FIRNI_SCALING_HALF,      /* firni_half_header without minima */
+    FIRNI_SCALING_HALF_MIN,  /* firni_half_header */
+    FIRNI_SCALING_POWER,     /* uint8_t exponents[16]: 2^(e - 127), of doubled elements */
+    FIRNI_SCALING_SUPER,     /* firni_super_header */
+    FIRNI_SCALING_SUPER_MIN, /* firni_super_min_header */
+} firni_scaling;
+
+typedef struct firni_half_header {
+    uint16_t scales[FIRNI_PANEL_ROWS]; /* f16, as all that is 16 bits wide here */
+    uint16_t minima[FIRNI_PANEL_ROWS];
+} firni_half_header;
+
+typedef struct firni_super_header {
+    uint16_t scales[FIRNI_PANEL_ROWS];
+    int8_t group_scales[16][FIRNI_PANEL_ROWS];
+} firni_super_header;
+
+typedef struct firni_super_min_header {
+    uint16_t scales[FIRNI_PANEL_ROWS];
+    uint16_t minima[FIRNI_PANEL_ROWS]; /* of the other sign than in the file, so that minima are added everywhere */
+    uint8_t group_scales[8][FIRNI_PANEL_ROWS];
+    uint8_t group_minima[8][FIRNI_PANEL_ROWS];
+} firni_super_min_header;
+
+typedef struct firni_group_format {
+    firni_encoding encoding;
+    firni_scaling scaling;
+    uint16_t block_cols; /* 0: not a grouped format */
+    uint16_t group_cols; /* that share a scale: 32 or 16 */
+    uint16_t bits;       /* of an element */
+    int16_t offset;      /* 0 for formats with minima, and for bytes */
+    uint16_t file_bytes; /* of a block of one row in a file */
+    uint16_t header_bytes;
+    uint16_t group_bytes; /* of the elements of one group of a panel */
+} firni_group_format;
+
+extern const firni_group_format firni_group_formats[FIRNI_WEIGHT_TYPES];
+
+/* The values of mxfp4, doubled and in ascending order (so zero stands there twice): -6 to 6 as integers. */
+extern const int8_t firni_mx_values[16];
+#define FIRNI_MX_OFFSET 12 /* what makes all of them unsigned */
+
+FIRNI_INLINE bool firni_weight_is_grouped(firni_weight_type type) { return type >= FIRNI_WEIGHT_Q8_0; }
+
+FIRNI_INLINE bool firni_group_has_minima(const firni_group_format *format)
+{
+    return format->scaling == FIRNI_SCALING_HALF_MIN || format->scaling == FIRNI_SCALING_SUPER_MIN;
+}
+
+/* Bytes of one block of a panel. */
+FIRNI_INLINE size_t firni_group_block_bytes(const firni_group_format *format)
+{
+    return format->header_bytes + (size_t)format->block_cols / format->group_cols * format->group_bytes;
+}
 
 /* A group whose largest magnitude is below this has the scale 0: its reciprocal could overflow. */
 #define FIRNI_ACTIVATION_TINY 0x1p-100f
 #define FIRNI_ACTIVATION_MAX 32767.0f
 
-/* The two parts of quantised activations. */
-typedef struct firni_q8_acts {
+/* The parts of quantised activations. Behind the scales lie starts or totals, or nothing: the format decides. */
+typedef struct firni_group_acts {
     const int16_t *values;
     const float *scales;
-} firni_q8_acts;
+    const int32_t *starts;
+    const float *totals;
+} firni_group_acts;
 
-FIRNI_INLINE firni_q8_acts firni_q8_acts_view(const void *acts, uint32_t n_cols, uint32_t n_tokens)
+FIRNI_INLINE firni_group_acts firni_group_acts_view(const void *acts, uint32_t n_cols, uint32_t n_tokens)
 {
+    const size_t n = (size_t)n_tokens * n_cols;
     const int16_t *values = acts;
-    const void *scales = values + (size_t)n_tokens * n_cols;
-    return (firni_q8_acts){.values = values, .scales = scales};
+    const void *scales_start = values + n;
+    const float *scales = scales_start;
+    const void *rest = scales + n / FIRNI_GROUP;
+    return (firni_group_acts){.values = values, .scales = scales, .starts = rest, .totals = rest};
 }
 
 /* Bytes of one panel. */
 FIRNI_INLINE size_t firni_panel_bytes(firni_weight_type type, uint32_t n_cols)
 {
+    if (firni_weight_is_grouped(type)) {
+        const firni_group_format *format = &firni_group_formats[type];
+        return n_cols / format->block_cols * firni_group_block_bytes(format);
+    }
     return firni_weight_row_bytes(type, n_cols) * FIRNI_PANEL_ROWS;
 }
 

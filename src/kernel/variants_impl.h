@@ -19,7 +19,7 @@ extern const firni_kernels firni_kernels_neon;   /* aarch64 builds */
 /* The element type of a float weight format. */
 FIRNI_INLINE firn_dtype firni_weight_dtype(firni_weight_type type)
 {
-    assert(type != FIRNI_WEIGHT_Q8_0);
+    assert(type < FIRNI_WEIGHT_Q8_0);
     return type == FIRNI_WEIGHT_F32 ? FIRN_DTYPE_F32 : type == FIRNI_WEIGHT_F16 ? FIRN_DTYPE_F16 : FIRN_DTYPE_BF16;
 }
 

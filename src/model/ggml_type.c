@@ -27,6 +27,14 @@ static const uint32_t ggml_of_weight[FIRNI_WEIGHT_TYPES] = {
     [FIRNI_WEIGHT_F16] = FIRNI_GGML_F16,
     [FIRNI_WEIGHT_BF16] = FIRNI_GGML_BF16,
     [FIRNI_WEIGHT_Q8_0] = FIRNI_GGML_Q8_0,
+    [FIRNI_WEIGHT_Q4_0] = FIRNI_GGML_Q4_0,
+    [FIRNI_WEIGHT_Q4_1] = FIRNI_GGML_Q4_1,
+    [FIRNI_WEIGHT_Q5_0] = FIRNI_GGML_Q5_0,
+    [FIRNI_WEIGHT_Q5_1] = FIRNI_GGML_Q5_1,
+    [FIRNI_WEIGHT_Q4_K] = FIRNI_GGML_Q4_K,
+    [FIRNI_WEIGHT_Q5_K] = FIRNI_GGML_Q5_K,
+    [FIRNI_WEIGHT_Q6_K] = FIRNI_GGML_Q6_K,
+    [FIRNI_WEIGHT_MXFP4] = FIRNI_GGML_MXFP4,
 };
 
 const firni_ggml_type_info *firni_ggml_type_find(uint32_t ggml_type)

@@ -1,8 +1,9 @@
 /*
  * Writes synthetic models: keys, then one tensor after the other, each made row by row from a seeded generator.
  *
- * Owns numbers, encoding and the walks; what a model consists of is its architecture's file. Numbers come from splitmix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators",
- * 2014), one stream per tensor; a weight is the sum of four uniform 16-bit numbers, near enough to normal.
+ * Owns numbers and the walks; what a model consists of is its architecture's file. Numbers come from splitmix64 (Steele,
+ * Lea, Flood: "Fast splittable pseudorandom number generators", 2014), one stream per tensor; a weight is the sum of
+ * four uniform 16-bit numbers, near enough to normal.
  */
 #include <assert.h>
 #include <math.h>
@@ -13,8 +14,8 @@
 #include "model/arch_impl.h"
 #include "model/ggml_type.h"
 #include "model/synth_impl.h"
+#include "model/synth_quantise.h"
 
-#define Q8_GROUP 32u
 #define ROWS_PER_WRITE 64u
 
 /* How the elements of a tensor are drawn. */
@@ -36,7 +37,6 @@ struct firni_synth {
     const firni_synth_options *options;
     const firni_synth_arch *arch;
     const firn_env *env;
-    const firni_kernels *kernels;
     firni_gguf_writer *writer;
     walk_kind walk;
     uint64_t n_elements_total;   /* what WALK_COUNT has counted */
@@ -68,39 +68,6 @@ static float draw(uint64_t *state)
     return ((float)sum - 131070.0F) * (1.0F / 37837.0F);
 }
 
-/* Groups of 32: scale = largest magnitude / 127, as f16; elements to the nearest multiple. */
-static void encode_q8_0(const firni_synth *s, uint32_t n_cols, uint8_t *out)
-{
-    for (uint32_t g = 0; g < n_cols / Q8_GROUP; g++) {
-        const float *x = s->row + (size_t)g * Q8_GROUP;
-        float largest = 0.0F;
-        for (uint32_t i = 0; i < Q8_GROUP; i++) {
-            largest = fmaxf(largest, fabsf(x[i]));
-        }
-        const float scale = largest / 127.0F;
-        const float inverse = scale > 0.0F ? 1.0F / scale : 0.0F;
-        uint16_t half;
-        s->kernels->f32_to_f16(&half, &scale, 1);
-        memcpy(out, &half, sizeof half);
-        for (uint32_t i = 0; i < Q8_GROUP; i++) {
-            out[2 + i] = (uint8_t)(int8_t)lrintf(x[i] * inverse);
-        }
-        out += 2 + Q8_GROUP;
-    }
-}
-
-/* One row of f32 as it lies in the file. */
-static void encode_row(const firni_synth *s, const tensor_plan *plan, uint8_t *out)
-{
-    switch (plan->type) {
-    case FIRNI_WEIGHT_F16: s->kernels->f32_to_f16((void *)out, s->row, plan->n_cols); break;
-    case FIRNI_WEIGHT_BF16: s->kernels->f32_to_bf16((void *)out, s->row, plan->n_cols); break;
-    case FIRNI_WEIGHT_Q8_0: encode_q8_0(s, plan->n_cols, out); break;
-    case FIRNI_WEIGHT_F32:
-    case FIRNI_WEIGHT_TYPES: memcpy(out, s->row, plan->n_cols * sizeof(float)); break;
-    }
-}
-
 /* Where a tensor's numbers begin: its name decides (FNV-1a), so that one more tensor changes no other. */
 static uint64_t stream_of(uint64_t seed, const char *name)
 {
@@ -124,7 +91,7 @@ static void write_tensor(firni_synth *s, const tensor_plan *plan)
             for (uint32_t k = 0; k < plan->n_cols; k++) {
                 s->row[k] = plan->values != NULL ? plan->values[k] : plan->mean + plan->deviation * draw(&state);
             }
-            encode_row(s, plan, s->encoded + i * row_bytes);
+            firni_synth_quantise_row(plan->type, s->row, plan->n_cols, s->encoded + i * row_bytes);
         }
         s->status = firni_gguf_write_data(s->writer, s->encoded, n * row_bytes, s->err);
         row += n;
@@ -189,11 +156,25 @@ void firni_synth_values(firni_synth *s, int32_t layer, const char *name, uint32_
                                                .values = values });
 }
 
+/* Rows that are not whole blocks of 256 take the nearest type with blocks of 32, as converters of real models choose. */
+static firni_weight_type type_for(firni_weight_type type, uint32_t n_cols)
+{
+    if (firni_weight_row_bytes(type, n_cols) != 0) {
+        return type;
+    }
+    switch (type) {
+    case FIRNI_WEIGHT_Q4_K: return FIRNI_WEIGHT_Q5_0;
+    case FIRNI_WEIGHT_Q5_K: return FIRNI_WEIGHT_Q5_1;
+    case FIRNI_WEIGHT_Q6_K: return FIRNI_WEIGHT_Q8_0;
+    default: return type;
+    }
+}
+
 void firni_synth_matrix(firni_synth *s, int32_t layer, const char *name, uint32_t n_rows, uint32_t n_cols,
                         float deviation)
 {
-    visit_named(s, layer, name, (tensor_plan){ .type = s->options->type, .n_cols = n_cols, .n_rows = n_rows,
-                                               .deviation = deviation });
+    visit_named(s, layer, name, (tensor_plan){ .type = type_for(s->options->type, n_cols), .n_cols = n_cols,
+                                               .n_rows = n_rows, .deviation = deviation });
 }
 
 void firni_synth_matrix_f32(firni_synth *s, int32_t layer, const char *name, uint32_t n_rows, uint32_t n_cols,
@@ -206,7 +187,7 @@ void firni_synth_matrix_f32(firni_synth *s, int32_t layer, const char *name, uin
 void firni_synth_experts(firni_synth *s, int32_t layer, const char *name, uint32_t n_experts, uint32_t n_rows,
                          uint32_t n_cols, float deviation)
 {
-    visit_named(s, layer, name, (tensor_plan){ .type = s->options->type, .n_cols = n_cols,
+    visit_named(s, layer, name, (tensor_plan){ .type = type_for(s->options->type, n_cols), .n_cols = n_cols,
                                                .n_rows = n_experts * n_rows, .n_experts = n_experts,
                                                .deviation = deviation });
 }
@@ -446,9 +427,6 @@ firn_status firni_synth_write(const firni_synth_options *options, const char *pa
     if (s.status != FIRN_OK) {
         return s.status;
     }
-    /* All variants convert to the same bits; the scalar one is always there. */
-    s.kernels = firni_kernels_select("scalar", err);
-    assert(s.kernels != NULL);
     status = make_vocab(options, env, &base, &vocab, err);
     if (status == FIRN_OK) {
         status = make_rope_divisors(options, env, &divisors, err);

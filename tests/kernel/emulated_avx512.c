@@ -94,6 +94,28 @@ static simde__m512i emulated_cvtepu16_epi32(const simde__m256i *a)
     return simde_mm512_loadu_si512(n);
 }
 
+static simde__m512i emulated_cvtepu8_epi32(simde__m128i a)
+{
+    uint8_t narrow[16];
+    int32_t n[16];
+    memcpy(narrow, &a, sizeof(narrow));
+    for (int i = 0; i < 16; i++) {
+        n[i] = narrow[i];
+    }
+    return simde_mm512_loadu_si512(n);
+}
+
+static simde__m512i emulated_cvtepi8_epi32(simde__m128i a)
+{
+    int8_t narrow[16];
+    int32_t n[16];
+    memcpy(narrow, &a, sizeof(narrow));
+    for (int i = 0; i < 16; i++) {
+        n[i] = narrow[i];
+    }
+    return simde_mm512_loadu_si512(n);
+}
+
 #undef _mm512_fmadd_ps
 #define _mm512_fmadd_ps(a, b, c) emulated_fmadd(a, b, c)
 #undef _mm512_cvtph_ps
@@ -108,6 +130,10 @@ static simde__m512i emulated_cvtepu16_epi32(const simde__m256i *a)
 #define _mm512_cvtepi32_epi16(a) emulated_cvtepi32_epi16(a)
 #undef _mm512_cvtepu16_epi32
 #define _mm512_cvtepu16_epi32(a) emulated_cvtepu16_epi32((const simde__m256i[1]){a})
+#undef _mm512_cvtepu8_epi32
+#define _mm512_cvtepu8_epi32(a) emulated_cvtepu8_epi32(a)
+#undef _mm512_cvtepi8_epi32
+#define _mm512_cvtepi8_epi32(a) emulated_cvtepi8_epi32(a)
 
 /* The operations as functions, and no forced inlining of the rest: the emulation of every operation in every unrolled
  * loop would take compilers minutes. */

@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "kernel/kernel_impl.h"
+#include "weight_rows.h"
 
 typedef struct variant_checks {
     const firni_kernels *reference;
@@ -178,19 +179,18 @@ static inline void checks_conversions(variant_checks *checks)
 
 /* ---- matrix product ------------------------------------------------------------------------------------------- */
 
+static inline float checks_uniform(void *checks) { return checks_float(checks, 1.0f); }
+
 /* A row-major matrix as it lies in a file, of plausible numbers. */
 static inline uint8_t *checks_weights(variant_checks *checks, firni_weight_type type, uint32_t n_rows, uint32_t n_cols)
 {
-    const size_t row_bytes = firni_weight_row_bytes(type, n_cols);
-    uint8_t *rows = malloc(n_rows * row_bytes + 1);
-    for (size_t i = 0; i < n_rows * row_bytes; i++) {
+    const size_t n_bytes = n_rows * firni_weight_row_bytes(type, n_cols);
+    uint8_t *rows = malloc(n_bytes + 1);
+    for (size_t i = 0; i < n_bytes; i++) {
         rows[i] = (uint8_t)checks_random(checks);
     }
-    if (type == FIRNI_WEIGHT_Q8_0) {
-        for (size_t i = 0; i < n_rows * row_bytes; i += 34) {
-            const float scale = checks_float(checks, 0.01f);
-            checks->reference->f32_to_f16((uint16_t *)(void *)(rows + i), &scale, 1);
-        }
+    if (firni_weight_block_cols(type) > 1) {
+        weight_rows_set_scales(type, rows, n_bytes, checks_uniform, checks);
         return rows;
     }
     for (size_t i = 0; i < (size_t)n_rows * n_cols; i++) {
@@ -211,8 +211,9 @@ static inline void checks_matmul(variant_checks *checks)
     for (unsigned round = 0; round < checks->n_rounds; round++) {
         const firni_weight_type type = (firni_weight_type)(round % FIRNI_WEIGHT_TYPES);
         const uint32_t n_rows = checks_between(checks, 1, 100);
-        const bool grouped = type == FIRNI_WEIGHT_Q8_0;
-        const uint32_t n_cols = grouped ? 32 * checks_between(checks, 1, 5) : checks_between(checks, 1, 130);
+        const uint32_t block_cols = firni_weight_block_cols(type);
+        const uint32_t n_blocks_max = block_cols == 1 ? 130 : block_cols == 32 ? 5 : 2;
+        const uint32_t n_cols = block_cols * checks_between(checks, 1, n_blocks_max);
         const uint32_t n_tokens = checks_between(checks, 1, round % 3 == 0 ? 20 : 7);
         const size_t x_stride = n_cols + checks_between(checks, 0, 3);
         const size_t y_stride = n_rows + checks_between(checks, 0, 3);

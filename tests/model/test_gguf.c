@@ -8,6 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "model/ggml_type.h"
 #include "model/gguf.h"
 
 static char *dir;
@@ -415,6 +416,43 @@ static void tensors_that_contradict_are_named(void **state)
     }
 }
 
+/* Of every type that the kernels know, at its exact size: one byte less, or one column too many, is refused. */
+static void tensors_of_every_weight_type_are_measured(void **state)
+{
+    (void)state;
+    for (uint32_t type = 0; type < FIRNI_WEIGHT_TYPES; type++) {
+        const uint32_t ggml_type = firni_ggml_type_of_weight((firni_weight_type)type);
+        const uint32_t block_cols = firni_weight_block_cols((firni_weight_type)type);
+        const size_t n_bytes = 3 * firni_weight_row_bytes((firni_weight_type)type, 2 * block_cols);
+        const uint64_t shape[2] = { 2 * block_cols, 3 };
+        const uint64_t odd[2] = { 2 * block_cols + 1, 3 };
+        firni_gguf *gguf = NULL;
+        bytes b = { .n = 0 };
+        put_head(&b, 1, 0);
+        put_tensor(&b, "t", shape, 2, ggml_type, 0);
+        pad(&b, 32);
+        const size_t data_at = b.n;
+        b.n += n_bytes;
+        char *path = write_bytes(b.data, b.n);
+        assert_ok(firni_gguf_open(path, NULL, &gguf, NULL));
+        assert_int_equal(firni_gguf_find_tensor(gguf, "t")->n_bytes, n_bytes);
+        firni_gguf_close(gguf);
+        free(path);
+        b.n = data_at + n_bytes - 1;
+        expect(firni_ggml_type_name(ggml_type), &b, FIRN_ERR_FORMAT, "outside");
+        if (block_cols > 1) {
+            char words[64];
+            (void)snprintf(words, sizeof words, "%s blocks of %u", firni_ggml_type_name(ggml_type), block_cols);
+            b.n = 0;
+            put_head(&b, 1, 0);
+            put_tensor(&b, "t", odd, 2, ggml_type, 0);
+            pad(&b, 32);
+            b.n += 2 * n_bytes;
+            expect(firni_ggml_type_name(ggml_type), &b, FIRN_ERR_FORMAT, words);
+        }
+    }
+}
+
 static void absent_and_unreadable_files_are_io_errors(void **state)
 {
     (void)state;
@@ -478,6 +516,23 @@ static void fingerprints_tell_what_computes_from_what_is_said_about_it(void **st
     }
 }
 
+static void the_same_bytes_of_another_type_have_another_fingerprint(void **state)
+{
+    (void)state;
+    static const uint64_t shape[1] = { 256 };
+    bytes files[2] = { { .n = 0 }, { .n = 0 } };
+    for (int i = 0; i < 2; i++) {
+        put_head(&files[i], 1, 0);
+        put_tensor(&files[i], "w", shape, 1, i == 0 ? FIRNI_GGML_Q4_0 : FIRNI_GGML_Q4_K, 0); /* 144 bytes each */
+        pad(&files[i], 32);
+        for (uint32_t k = 0; k < 144; k++) {
+            put_le(&files[i], k, 1);
+        }
+    }
+    assert_true(same_fingerprint(&files[0], &files[0]));
+    assert_false(same_fingerprint(&files[0], &files[1]));
+}
+
 static int set_up(void **state)
 {
     (void)state;
@@ -503,8 +558,10 @@ int main(void)
         cmocka_unit_test(what_is_not_gguf_v3_is_named),
         cmocka_unit_test(keys_that_contradict_are_named),
         cmocka_unit_test(tensors_that_contradict_are_named),
+        cmocka_unit_test(tensors_of_every_weight_type_are_measured),
         cmocka_unit_test(absent_and_unreadable_files_are_io_errors),
         cmocka_unit_test(fingerprints_tell_what_computes_from_what_is_said_about_it),
+        cmocka_unit_test(the_same_bytes_of_another_type_have_another_fingerprint),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -36,8 +36,8 @@ static void unsupported_weight_types_are_named(void **state)
 {
     (void)state;
     image im = load_tiny();
-    set_tensor_type(&im, "blk.1.ffn_up.weight", 2);
-    expect(dir, &im, FIRN_ERR_UNSUPPORTED, "'blk.1.ffn_up.weight' is of type Q4_0", FIRNI_GGML_TYPES_SUPPORTED);
+    set_tensor_type(&im, "blk.1.ffn_up.weight", 20);
+    expect(dir, &im, FIRN_ERR_UNSUPPORTED, "'blk.1.ffn_up.weight' is of type IQ4_NL", FIRNI_GGML_TYPES_SUPPORTED);
     im = load_tiny();
     set_tensor_type(&im, "blk.0.attn_k.weight", 12345);
     expect(dir, &im, FIRN_ERR_UNSUPPORTED, "'blk.0.attn_k.weight' is of type ? (12345)", FIRNI_GGML_TYPES_SUPPORTED);

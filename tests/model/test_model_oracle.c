@@ -111,6 +111,15 @@ static void q8_0_weights_agree_within_the_rounding_of_the_reference(void **state
     compare_with_oracle("llama256-q8_0", 3e-2F);
 }
 
+/* Likewise, with fewer bits and, for the super blocks, activations of 8 bits per 256. */
+static void four_and_six_bits_agree_within_the_rounding_of_the_reference(void **state)
+{
+    (void)state;
+    compare_with_oracle("llama256-q4_0", 5e-2F);
+    compare_with_oracle("llama256-q4_k_m", 5e-2F);
+    compare_with_oracle("llama256-q6_k", 5e-2F);
+}
+
 static void copy_key(firni_gguf_writer *writer, const firni_gguf_entry *entry)
 {
     char key[256];
@@ -174,17 +183,17 @@ static void write_dequantised(const char *from, const char *to)
     firni_gguf_close(gguf);
 }
 
-static void q8_0_weights_give_what_their_f32_values_give(void **state)
+static void compare_with_own_values(const char *name)
 {
-    (void)state;
     firn_token tokens[N_TOKENS];
     char *dir = test_dir_create();
     char path[512];
+    char from[256];
     (void)snprintf(path, sizeof path, "%s/f32.gguf", dir);
-    write_dequantised("tests/oracle/llama256-q8_0.gguf", path);
+    (void)snprintf(from, sizeof from, "tests/oracle/%s.gguf", name);
+    write_dequantised(from, path);
     (void)read_tokens("tests/oracle/tokens96.txt", tokens, N_TOKENS);
-    fixture quantised = fixture_open(&(fixture_options){ .path = "tests/oracle/llama256-q8_0.gguf",
-                                                         .kv = FIRN_DTYPE_F32 });
+    fixture quantised = fixture_open(&(fixture_options){ .path = from, .kv = FIRN_DTYPE_F32 });
     fixture plain = fixture_open(&(fixture_options){ .path = path, .kv = FIRN_DTYPE_F32 });
     float *a = fixture_logits(&quantised, tokens, N_TOKENS, N_TOKENS);
     float *b = fixture_logits(&plain, tokens, N_TOKENS, N_TOKENS);
@@ -192,7 +201,7 @@ static void q8_0_weights_give_what_their_f32_values_give(void **state)
     for (size_t i = 0; i < (size_t)N_TOKENS * N_VOCAB; i++) {
         largest = fmaxf(largest, fabsf(a[i] - b[i]));
     }
-    print_message("q8_0 against its own values in f32: largest difference %.2e\n", (double)largest);
+    print_message("%s against its own values in f32: largest difference %.2e\n", name, (double)largest);
     assert_true(largest <= 2e-4F);
     free(a);
     free(b);
@@ -200,6 +209,15 @@ static void q8_0_weights_give_what_their_f32_values_give(void **state)
     fixture_close(&plain);
     test_dir_remove(dir);
     free(dir);
+}
+
+static void grouped_weights_give_what_their_f32_values_give(void **state)
+{
+    (void)state;
+    compare_with_own_values("llama256-q8_0");
+    compare_with_own_values("llama256-q4_0");
+    compare_with_own_values("llama256-q4_k_m");
+    compare_with_own_values("llama256-q6_k");
 }
 
 /* ---- the built-in model ---- */
@@ -299,7 +317,8 @@ int main(void)
         cmocka_unit_test(gemma_models_agree_within_the_reference_s_table),
         cmocka_unit_test(half_precision_weights_agree_to_1e_2),
         cmocka_unit_test(q8_0_weights_agree_within_the_rounding_of_the_reference),
-        cmocka_unit_test(q8_0_weights_give_what_their_f32_values_give),
+        cmocka_unit_test(four_and_six_bits_agree_within_the_rounding_of_the_reference),
+        cmocka_unit_test(grouped_weights_give_what_their_f32_values_give),
         cmocka_unit_test(built_in_model_is_close_to_exact_arithmetic),
         cmocka_unit_test(built_in_model_stays_close_with_rounded_state),
         cmocka_unit_test(f16_weights_are_within_1e_4_of_exact_arithmetic),

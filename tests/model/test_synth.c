@@ -6,12 +6,26 @@
 #include <errno.h>
 #include <unistd.h>
 
+#include "model/synth_quantise.h"
+
 static char *dir;
 
 static const firni_synth_options tiny = {
     .architecture = "llama", .type = FIRNI_WEIGHT_Q8_0, .n_layers = 2, .n_embd = 64, .n_heads = 4, .n_kv_heads = 2,
     .head_dim = 16, .n_ff = 96, .n_vocab = 300, .n_ctx = 512, .seed = 9,
 };
+
+/* A shape whose rows are whole blocks of the type. */
+static firni_synth_options shape_for(firni_weight_type type)
+{
+    firni_synth_options options = tiny;
+    options.type = type;
+    if (firni_weight_block_cols(type) == 256) {
+        options.n_embd = options.n_ff = 256;
+        options.head_dim = 64;
+    }
+    return options;
+}
 
 static double deviation(const float *x, size_t n)
 {
@@ -33,9 +47,8 @@ static void every_architecture_and_type_runs_with_sane_logits(void **state)
     enum { N_ARCHITECTURES = sizeof architectures / sizeof architectures[0] };
     const firn_token tokens[20] = { 1, 2, 3, 44, 5, 6, 77, 8, 9, 110, 11, 12, 13, 140, 15, 160, 17, 18, 19, 200 };
     for (uint32_t i = 0; i < N_ARCHITECTURES * FIRNI_WEIGHT_TYPES * 2; i++) {
-        firni_synth_options options = tiny;
+        firni_synth_options options = shape_for((firni_weight_type)(i / N_ARCHITECTURES % FIRNI_WEIGHT_TYPES));
         options.architecture = architectures[i % N_ARCHITECTURES];
-        options.type = (firni_weight_type)(i / N_ARCHITECTURES % FIRNI_WEIGHT_TYPES);
         options.is_tied = i / N_ARCHITECTURES / FIRNI_WEIGHT_TYPES == 1;
         options.n_layers = 12; /* whole periods of every architecture */
         char *path = small_model(dir, "run.gguf", &options);
@@ -72,6 +85,62 @@ static void the_seed_decides_every_byte(void **state)
     assert_true(n[2] != n[0] || memcmp(files[0], files[2], n[0]) != 0);
     for (uint32_t i = 0; i < 3; i++) {
         free(files[i]);
+    }
+}
+
+/* Root of the mean squared difference of the weights, over their deviation: what rounding to the nearest leaves. */
+static void rounding_to_a_type_loses_what_its_bits_lose(void **state)
+{
+    (void)state;
+    static const double losses[FIRNI_WEIGHT_TYPES] = {
+        [FIRNI_WEIGHT_F32] = 1e-12,  [FIRNI_WEIGHT_F16] = 5e-4,   [FIRNI_WEIGHT_BF16] = 4e-3,
+        [FIRNI_WEIGHT_Q8_0] = 8e-3,  [FIRNI_WEIGHT_Q4_0] = 0.11,  [FIRNI_WEIGHT_Q4_1] = 0.1,
+        [FIRNI_WEIGHT_Q5_0] = 0.055, [FIRNI_WEIGHT_Q5_1] = 0.05,  [FIRNI_WEIGHT_Q4_K] = 0.1,
+        [FIRNI_WEIGHT_Q5_K] = 0.05,  [FIRNI_WEIGHT_Q6_K] = 0.025, [FIRNI_WEIGHT_MXFP4] = 0.15,
+    };
+    enum { N = 4096 };
+    test_rng rng = test_rng_create("rounding", 21);
+    float *row = malloc(N * sizeof *row);
+    float *back = malloc(N * sizeof *back);
+    uint8_t *encoded = malloc(N * sizeof *row);
+    for (uint32_t i = 0; i < N; i++) {
+        row[i] = 0.02F * test_rng_normal(&rng);
+    }
+    for (firni_weight_type type = FIRNI_WEIGHT_F32; type < FIRNI_WEIGHT_TYPES; type++) {
+        double sum = 0.0;
+        firni_synth_quantise_row(type, row, N, encoded);
+        firni_weight_row_to_f32(type, encoded, N, back);
+        for (uint32_t i = 0; i < N; i++) {
+            const double d = (double)back[i] - (double)row[i];
+            sum += d * d;
+        }
+        const double loss = sqrt(sum / N) / 0.02;
+        print_message("%s: %.2e of the deviation\n", firni_weight_type_name(type), loss);
+        assert_true(loss <= losses[type]);
+        assert_true(type == FIRNI_WEIGHT_F32 || loss >= losses[type] / 3); /* and no type is better than it can be */
+    }
+    free(row);
+    free(back);
+    free(encoded);
+}
+
+static void rows_of_zeros_and_extremes_survive_rounding(void **state)
+{
+    (void)state;
+    float row[256], back[256];
+    uint8_t encoded[1024];
+    for (firni_weight_type type = FIRNI_WEIGHT_F32; type < FIRNI_WEIGHT_TYPES; type++) {
+        for (uint32_t filling = 0; filling < 4; filling++) {
+            const float value = filling == 0 ? 0.0F : filling == 1 ? 1e-30F : filling == 2 ? -3.0F : 100.0F;
+            for (uint32_t i = 0; i < 256; i++) {
+                row[i] = value;
+            }
+            firni_synth_quantise_row(type, row, 256, encoded);
+            firni_weight_row_to_f32(type, encoded, 256, back);
+            for (uint32_t i = 0; i < 256; i++) {
+                assert_true(fabsf(back[i] - value) <= 0.3F * fabsf(value) + 1e-30F);
+            }
+        }
     }
 }
 
@@ -113,18 +182,20 @@ static void impossible_shapes_are_named(void **state)
     (void)state;
     char path[512];
     (void)snprintf(path, sizeof path, "%s/impossible.gguf", dir);
-    for (uint32_t i = 0; i < 7; i++) {
+    for (uint32_t i = 0; i < 8; i++) {
         static const char *const words[] = { "layers is 0", "heads must be a multiple", "head-dim even",
-                                             "whole groups of q8_0", "vocabulary of 100", "'mamba'", "factor" };
+                                             "whole groups of q8_0", "vocabulary of 100", "'mamba'", "factor",
+                                             "whole groups of q5_0" };
         firni_synth_options o = tiny;
         firn_error err = { .message = "" };
         o.n_layers = i == 0 ? 0 : o.n_layers;
         o.n_kv_heads = i == 1 ? 3 : o.n_kv_heads;
         o.head_dim = i == 2 ? 15 : o.head_dim;
-        o.n_ff = i == 3 ? 100 : o.n_ff;
+        o.n_ff = i == 3 || i == 7 ? 100 : o.n_ff;
         o.n_vocab = i == 4 ? 100 : o.n_vocab;
         o.architecture = i == 5 ? "mamba" : o.architecture;
         o.rope_scaling = i == 6 ? FIRNI_ROPE_SCALING_LINEAR : o.rope_scaling;
+        o.type = i == 7 ? FIRNI_WEIGHT_Q4_K : o.type;
         const firn_status status = firni_synth_write(&o, path, NULL, &err);
         assert_status(status, i == 5 ? FIRN_ERR_UNSUPPORTED : FIRN_ERR_INVALID);
         if (strstr(err.message, words[i]) == NULL) {
@@ -294,6 +365,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_architecture_and_type_runs_with_sane_logits),
         cmocka_unit_test(the_seed_decides_every_byte),
+        cmocka_unit_test(rounding_to_a_type_loses_what_its_bits_lose),
+        cmocka_unit_test(rows_of_zeros_and_extremes_survive_rounding),
         cmocka_unit_test(wishes_become_shapes_of_about_that_size),
         cmocka_unit_test(impossible_shapes_are_named),
         cmocka_unit_test(the_own_vocabulary_encodes_and_decodes_any_bytes),
