@@ -31,7 +31,7 @@ static void hold_ram(firn_lease *lease)
     lease->ram = firni_match_tokens(firni_root_find(prefix, lease->ns), lease->prompt, lease->n_prompt);
     firni_node *last = NULL;
     const uint32_t n_limit = lease->ram.n_matched < n_max ? lease->ram.n_matched : n_max;
-    lease->n_usable = firni_usable_prefix(lease->ram.node, n_limit, &last);
+    lease->n_usable = firni_node_usable(&prefix->families, lease->ram.node, n_limit, &last);
     lease->ram.node = NULL;
     /* Less than the minimum is as good as nothing: it is not pinned, and not a use either. */
     if (lease->n_usable < prefix->options.min_tokens) {

@@ -55,7 +55,8 @@ static firn_status make_shapes(firn_prefix *prefix, firn_error *err)
         }
         prefix->node_bytes += block_bytes;
     }
-    return FIRN_OK;
+    return firni_families_init(&prefix->families, (const firn_cache *const *)prefix->shapes, prefix->n_layers,
+                               prefix->env, err);
 }
 
 firn_status firn_prefix_create(const firn_prefix_options *options, const firn_env *env, firn_prefix **out,
@@ -121,6 +122,7 @@ void firn_prefix_destroy(firn_prefix *prefix)
     firni_blockset_deinit(prefix->env, &prefix->blocks);
     firni_heap_deinit(prefix->env, &prefix->clean);
     firni_heap_deinit(prefix->env, &prefix->unsaved);
+    firni_families_deinit(&prefix->families);
     if (prefix->shapes != NULL) {
         firni_caches_destroy(prefix, prefix->shapes);
     }

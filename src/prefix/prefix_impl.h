@@ -112,6 +112,7 @@ struct firn_prefix {
     firn_prefix_options options; /* defaults filled in */
     uint32_t n_layers;
     firn_cache **shapes;         /* one empty cache per layer: capabilities, geometry, and the source of lent caches */
+    firni_families families;     /* of the shapes */
     firn_row_view *views;        /* scratch of one insertion: one per layer */
     uint64_t node_bytes;         /* blocks of one node */
 

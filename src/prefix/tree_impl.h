@@ -24,6 +24,7 @@
 #define FIRNI_TREE_IMPL_H
 
 #include "firn/prefix.h"
+#include "tier/usable_impl.h"
 
 typedef struct firni_node firni_node;
 
@@ -92,7 +93,7 @@ void firni_node_link(firni_node *parent, firni_node *child, uint32_t index); /* 
 void firni_node_unlink(firni_node *child);
 uint32_t firni_tokens_common(const firn_token *a, const firn_token *b, uint32_t n_max);
 
-/* ---- usable.c ---- */
+/* ---- match.c ---- */
 
 /* How far a sequence goes along the tree. */
 typedef struct firni_match {
@@ -105,7 +106,7 @@ typedef struct firni_match {
 firni_match firni_match_tokens(firni_node *root, const firn_token *tokens, uint32_t n_tokens);
 /* Longest prefix of at most n_max tokens that the state on the path to `node` can resume at, and the node that holds
  * its last token; 0 and NULL when there is none. */
-uint32_t firni_usable_prefix(firni_node *node, uint32_t n_max, firni_node **last);
+uint32_t firni_node_usable(const firni_families *families, firni_node *node, uint32_t n_max, firni_node **last);
 
 /* ---- victims.c, policy_lru.c ---- */
 

@@ -62,6 +62,8 @@ static void the_best_child_stands_beside_the_place_in_order(void **state)
 
 enum { PATH = 4 };
 
+static const firni_families plain_only = { .n_full = 1 };
+
 /* root, three whole nodes, a tail of 20: 212 tokens. */
 static void make_path(firni_node *path[PATH + 1])
 {
@@ -93,13 +95,13 @@ static void state_that_can_be_cut_is_usable_to_the_token(void **state)
     make_path(path);
     for (uint32_t n_max = 0; n_max <= 230; n_max++) {
         firni_node *last;
-        const uint32_t n = firni_usable_prefix(path[PATH], n_max, &last);
+        const uint32_t n = firni_node_usable(&plain_only, path[PATH], n_max, &last);
         assert_int_equal(n, n_max < 212 ? n_max : 212);
         assert_ptr_equal(last, n == 0 ? NULL : path[(n - 1) / FIRN_BLOCK_TOKENS + 1]);
     }
     firni_node *last;
-    assert_int_equal(firni_usable_prefix(NULL, 100, &last), 0);
-    assert_int_equal(firni_usable_prefix(path[0], 100, &last), 0);
+    assert_int_equal(firni_node_usable(&plain_only, NULL, 100, &last), 0);
+    assert_int_equal(firni_node_usable(&plain_only, path[0], 100, &last), 0);
     free_path(path);
 }
 
@@ -112,20 +114,20 @@ static void state_that_cannot_be_cut_is_usable_where_a_row_ended(void **state)
     for (uint32_t i = 1; i <= PATH; i++) {
         path[i]->cut_anywhere = false;
     }
-    assert_int_equal(firni_usable_prefix(path[PATH], 212, &last), 0);
+    assert_int_equal(firni_node_usable(&plain_only, path[PATH], 212, &last), 0);
     path[2]->boundary = true;
     path[4]->boundary = true;
-    assert_int_equal(firni_usable_prefix(path[PATH], 212, &last), 212);
+    assert_int_equal(firni_node_usable(&plain_only, path[PATH], 212, &last), 212);
     assert_ptr_equal(last, path[4]);
-    assert_int_equal(firni_usable_prefix(path[PATH], 211, &last), 128);
+    assert_int_equal(firni_node_usable(&plain_only, path[PATH], 211, &last), 128);
     assert_ptr_equal(last, path[2]);
-    assert_int_equal(firni_usable_prefix(path[PATH], 128, &last), 128);
-    assert_int_equal(firni_usable_prefix(path[PATH], 127, &last), 0);
+    assert_int_equal(firni_node_usable(&plain_only, path[PATH], 128, &last), 128);
+    assert_int_equal(firni_node_usable(&plain_only, path[PATH], 127, &last), 0);
     assert_null(last);
     /* A family that can be cut again further down. */
     path[1]->cut_anywhere = true;
-    assert_int_equal(firni_usable_prefix(path[PATH], 127, &last), 64);
-    assert_int_equal(firni_usable_prefix(path[PATH], 40, &last), 40);
+    assert_int_equal(firni_node_usable(&plain_only, path[PATH], 127, &last), 64);
+    assert_int_equal(firni_node_usable(&plain_only, path[PATH], 40, &last), 40);
     free_path(path);
 }
 
@@ -137,9 +139,9 @@ static void state_is_not_resumed_before_its_first_usable_offset(void **state)
     make_path(path);
     path[4]->reusable_from = 200;
     path[3]->reusable_from = 200;
-    assert_int_equal(firni_usable_prefix(path[PATH], 212, &last), 212);
-    assert_int_equal(firni_usable_prefix(path[PATH], 200, &last), 200);
-    assert_int_equal(firni_usable_prefix(path[PATH], 199, &last), 128);
+    assert_int_equal(firni_node_usable(&plain_only, path[PATH], 212, &last), 212);
+    assert_int_equal(firni_node_usable(&plain_only, path[PATH], 200, &last), 200);
+    assert_int_equal(firni_node_usable(&plain_only, path[PATH], 199, &last), 128);
     assert_ptr_equal(last, path[2]);
     free_path(path);
 }

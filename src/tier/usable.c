@@ -1,0 +1,128 @@
+/*
+ * The usable prefix: the largest position of a stored path at which every family can resume. Owns that rule and the
+ * telling of families; knows neither trees nor records.
+ *
+ * One pass from the deepest step up. In a step only the last permitted position matters: a window before an earlier one
+ * begins no later, so whatever the last one lacks, the others lack too. For the same reason a step without its window
+ * blocks rules out every position between it and the step that needed it, and the search goes on above it.
+ */
+#include "tier/usable_impl.h"
+
+#include <assert.h>
+#include <string.h>
+
+#include "base/base_impl.h"
+
+uint32_t firni_family_of(const firn_cache *cache)
+{
+    uint32_t family = firn_cache_fixed_bytes(cache) > 0 ? FIRNI_FAMILY_FIXED : 0;
+    if (firn_cache_block_bytes(cache) > 0) {
+        /* A window that no row can outgrow is no window. */
+        const bool lets_go = firn_cache_first_block_needed(cache, INT32_MAX) > 0;
+        family |= lets_go ? FIRNI_FAMILY_WINDOW : FIRNI_FAMILY_FULL;
+    }
+    return family;
+}
+
+/* Remembers a window layer's bounds once for all layers like it. */
+static firn_status add_window(firni_families *families, const firn_cache *layer, firn_error *err)
+{
+    for (uint32_t i = 0; i < families->n_windows; i++) {
+        if (strcmp(firn_cache_describe(families->windows[i]), firn_cache_describe(layer)) == 0) {
+            return FIRN_OK;
+        }
+    }
+    const firn_status status = firn_cache_make_empty(layer, &families->windows[families->n_windows], err);
+    families->n_windows += status == FIRN_OK;
+    return status;
+}
+
+firn_status firni_families_init(firni_families *families, const firn_cache *const *layers, uint32_t n_layers,
+                                const firn_env *env, firn_error *err)
+{
+    *families = (firni_families){ .env = env };
+    firn_status status = FIRN_OK;
+    for (uint32_t layer = 0; layer < n_layers; layer++) {
+        const uint32_t family = firni_family_of(layers[layer]);
+        families->n_full += (family & FIRNI_FAMILY_FULL) != 0;
+        families->n_window += (family & FIRNI_FAMILY_WINDOW) != 0;
+        families->n_fixed += (family & FIRNI_FAMILY_FIXED) != 0;
+    }
+    if (families->n_window == 0) {
+        return FIRN_OK;
+    }
+    families->windows = firni_calloc(env, families->n_window, sizeof(firn_cache *));
+    if (families->windows == NULL) {
+        status = firni_fail(err, FIRN_ERR_NO_MEMORY, "no memory for %u window layers", families->n_window);
+    }
+    for (uint32_t layer = 0; layer < n_layers && status == FIRN_OK; layer++) {
+        if (firni_family_of(layers[layer]) & FIRNI_FAMILY_WINDOW) {
+            status = add_window(families, layers[layer], err);
+        }
+    }
+    if (status != FIRN_OK) {
+        firni_families_deinit(families);
+    }
+    return status;
+}
+
+void firni_families_deinit(firni_families *families)
+{
+    for (uint32_t i = 0; i < families->n_windows; i++) {
+        firn_cache_destroy(families->windows[i]);
+    }
+    firni_free(families->env, families->windows);
+    *families = (firni_families){ 0 };
+}
+
+uint32_t firni_families_first_window(const firni_families *families, uint32_t n_tokens)
+{
+    uint32_t first = n_tokens / FIRN_BLOCK_TOKENS + (n_tokens % FIRN_BLOCK_TOKENS != 0);
+    for (uint32_t i = 0; i < families->n_windows; i++) {
+        const uint32_t needed = firn_cache_first_block_needed(families->windows[i], n_tokens);
+        first = needed < first ? needed : first;
+    }
+    return first;
+}
+
+/* The last position of the step, at most n_max, at which its blocks can be cut and its states are here; 0: none. */
+static uint32_t last_position(const firni_families *families, const firni_path_step *step, uint32_t n_max)
+{
+    assert(step->n_tokens >= 1 && step->n_tokens <= FIRN_BLOCK_TOKENS);
+    uint64_t positions = UINT64_MAX; /* bit i: after i + 1 tokens */
+    if (!step->cut_anywhere) {
+        positions = step->boundary ? UINT64_C(1) << (step->n_tokens - 1) : 0;
+    }
+    if (families->n_fixed > 0) {
+        positions &= step->checkpoints;
+    }
+    const uint32_t n_left = n_max > step->first_token ? n_max - step->first_token : 0;
+    uint32_t n = n_left < step->n_tokens ? n_left : step->n_tokens;
+    while (n > 0 && (positions >> (n - 1) & 1) == 0) {
+        n--;
+    }
+    return n > 0 && step->first_token + n >= step->reusable_from ? step->first_token + n : 0;
+}
+
+uint32_t firni_usable_prefix(const firni_families *families, uint32_t n_steps, firni_step_at step_at, void *ctx,
+                             uint32_t n_max)
+{
+    uint32_t candidate = 0;    /* the deepest position that nothing rules out so far */
+    uint32_t first_window = 0; /* the first step whose window blocks it needs */
+    for (uint32_t i = n_steps; i-- > 0;) {
+        const firni_path_step step = step_at(ctx, i);
+        assert(step.first_token == i * FIRN_BLOCK_TOKENS);
+        if (candidate == 0) {
+            candidate = last_position(families, &step, n_max);
+            first_window = firni_families_first_window(families, candidate);
+        }
+        if (families->n_window > 0 && !step.has_windows && candidate > 0 && i >= first_window) {
+            candidate = 0; /* and so are those of all steps from here down to its own */
+        }
+        if (candidate > 0 && i <= first_window) {
+            return candidate;
+        }
+    }
+    assert(candidate == 0);
+    return 0;
+}
