@@ -9,11 +9,13 @@
 #define FIRNI_INLINE static inline __attribute__((always_inline))
 #define FIRNI_NO_INLINE __attribute__((noinline))
 #define FIRNI_UNUSED __attribute__((unused))
+#define FIRNI_WEAK __attribute__((weak)) /* another definition in the program takes its place */
 #else
 #define FIRNI_PRINTF(fmt_index, args_index)
 #define FIRNI_INLINE static inline
 #define FIRNI_NO_INLINE
 #define FIRNI_UNUSED
+#define FIRNI_WEAK
 #endif
 
 #endif

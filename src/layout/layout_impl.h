@@ -142,6 +142,9 @@ static_assert(offsetof(struct firn_cache, ops) == 0, "the table pointer comes fi
 const firni_layout *firni_layout_find(const char *family);
 uint32_t firni_layout_count(void);
 const firni_layout *firni_layout_at(uint32_t index);
+/* Asked for families that are not in the table. A weak function that knows none: test programs define it again to bring
+ * layouts of their own. */
+const firni_layout *firni_layout_find_more(const char *family);
 
 /* A cache of a table that need not be registered; otherwise as firn_cache_create(). */
 firn_status firni_cache_create_with(const firni_layout *layout, const firn_cache_options *options, firn_pool *pool,

@@ -3,6 +3,7 @@
  */
 #include <string.h>
 
+#include "base/compiler.h"
 #include "layout/layout_impl.h"
 
 /* In the order in which an error message lists them: the simplest first. */
@@ -31,5 +32,11 @@ const firni_layout *firni_layout_find(const char *family)
             return layouts[i];
         }
     }
+    return firni_layout_find_more(family);
+}
+
+FIRNI_WEAK const firni_layout *firni_layout_find_more(const char *family)
+{
+    (void)family;
     return NULL;
 }

@@ -1,6 +1,6 @@
 /*
- * The usable prefix: the largest position of a stored path at which every family can resume. Owns that rule and the
- * telling of families; knows neither trees nor records.
+ * The usable prefix: the largest position of a stored path at which every family can resume. Owns that rule; knows
+ * neither trees nor records.
  *
  * One pass from the deepest step up. In a step only the last permitted position matters: a window before an earlier one
  * begins no later, so whatever the last one lacks, the others lack too. For the same reason a step without its window
@@ -12,17 +12,6 @@
 #include <string.h>
 
 #include "base/base_impl.h"
-
-uint32_t firni_family_of(const firn_cache *cache)
-{
-    uint32_t family = firn_cache_fixed_bytes(cache) > 0 ? FIRNI_FAMILY_FIXED : 0;
-    if (firn_cache_block_bytes(cache) > 0) {
-        /* A window that no row can outgrow is no window. */
-        const bool lets_go = firn_cache_first_block_needed(cache, INT32_MAX) > 0;
-        family |= lets_go ? FIRNI_FAMILY_WINDOW : FIRNI_FAMILY_FULL;
-    }
-    return family;
-}
 
 /* Remembers a window layer's bounds once for all layers like it. */
 static firn_status add_window(firni_families *families, const firn_cache *layer, firn_error *err)

@@ -15,24 +15,11 @@
  *      states    |            |         *  |            |   *   |        * checkpoints, at 120 and 213
  *
  * At 213 the window begins in step 1 and all of it is here: usable. At 120 it begins in step 0: not.
- *
- * What family a layer belongs to is told by what its cache answers, never by its name. A layer with token blocks and a
- * fixed-size state belongs to two.
  */
 #ifndef FIRNI_USABLE_IMPL_H
 #define FIRNI_USABLE_IMPL_H
 
-#include "firn/cache.h"
-
-/* What a layer keeps; bits. */
-enum {
-    FIRNI_FAMILY_FULL = 1,   /* token blocks, all of them */
-    FIRNI_FAMILY_WINDOW = 2, /* token blocks, those of the window before the end */
-    FIRNI_FAMILY_FIXED = 4   /* a fixed-size state that is valid at one count only */
-};
-
-/* Of a cache of any number of rows. 0 for a layer that keeps nothing. */
-uint32_t firni_family_of(const firn_cache *cache);
+#include "layout/family_impl.h"
 
 /* The families of one schema. A zeroed struct with only the counts set serves schemas without windows. */
 typedef struct firni_families {

@@ -1,0 +1,118 @@
+/*
+ * Layouts for tests of whatever stores and shares state: their state is a running hash of all that was appended, so a
+ * state that is used at another count than its own, or with other tokens, has other bytes.
+ *
+ *      test:state   a fixed-size state, no token blocks, like a recurrent layer
+ *      test:both    the same state and a token block per 64 tokens, a lane of 64 bytes each
+ *
+ * They take n_kv_heads and head_dim (what an appended key is), and are attended to by nobody.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/base_impl.h"
+#include "layout/layout_impl.h"
+
+enum { STATE_BYTES = 8192, LANE_BYTES = 64, BLOCK_BYTES = LANE_BYTES * FIRN_BLOCK_TOKENS };
+
+static firn_status init(firn_cache *cache, firn_error *err)
+{
+    const firn_cache_options *options = &cache->options;
+    if (options->n_kv_heads == 0 || options->head_dim == 0) {
+        return firni_fail(err, FIRN_ERR_INVALID, "%s needs n_kv_heads and head_dim", cache->ops->family);
+    }
+    cache->options.value_dim = options->head_dim;
+    cache->fixed_bytes = STATE_BYTES;
+    cache->block_bytes = cache->ops->planes != NULL ? BLOCK_BYTES : 0;
+    (void)snprintf(cache->describe, sizeof cache->describe, "%s heads=%u dim=%u", cache->ops->family,
+                   options->n_kv_heads, options->head_dim);
+    return FIRN_OK;
+}
+
+static uint64_t mix(uint64_t x)
+{
+    x = (x ^ (x >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+    x = (x ^ (x >> 27)) * UINT64_C(0x94d049bb133111eb);
+    return x ^ (x >> 31);
+}
+
+/* One more token: word 0 chains the hash of everything so far, the others are derived from it. */
+static void advance_state(firn_block *state, const float *k, uint32_t n_elements)
+{
+    uint64_t words[STATE_BYTES / sizeof(uint64_t)];
+    memcpy(words, firn_block_data(state), sizeof words);
+    for (uint32_t i = 0; i < n_elements; i++) {
+        uint32_t bits;
+        memcpy(&bits, &k[i], sizeof bits);
+        words[0] = mix(words[0] + UINT64_C(0x9e3779b97f4a7c15) + bits);
+    }
+    for (uint32_t i = 1; i < sizeof words / sizeof words[0]; i++) {
+        words[i] = mix(words[0] + i);
+    }
+    memcpy(firn_block_data(state), words, sizeof words);
+}
+
+static void append(firn_cache *cache, const firn_append_input *input, const uint32_t *counts, firn_workers *workers)
+{
+    (void)workers;
+    const uint32_t n_elements = cache->options.n_kv_heads * cache->options.head_dim;
+    const float *k = input->k;
+    firni_rows_advance(cache, counts);
+    for (uint32_t r = 0; r < firni_rows_of(cache)->n_rows; r++) {
+        const firni_row *row = &firni_rows_of(cache)->row[r];
+        for (uint32_t i = 0; i < counts[r]; i++) {
+            advance_state(row->fixed, k, n_elements);
+            if (cache->block_bytes > 0) {
+                const uint32_t position = row->n_tokens - counts[r] + i;
+                memcpy(firn_block_data(firni_row_block(row, position)) + position % FIRN_BLOCK_TOKENS * LANE_BYTES,
+                       firn_block_data(row->fixed), LANE_BYTES);
+            }
+            k += input->k_stride;
+        }
+    }
+}
+
+static uint32_t planes(const firn_cache *cache, firn_plane out[FIRN_CACHE_PLANES_MAX])
+{
+    (void)cache;
+    out[0] = (firn_plane){ .name = "lane",
+                           .dtype = FIRN_DTYPE_U8,
+                           .n_dims = 2,
+                           .shape = { FIRN_BLOCK_TOKENS, LANE_BYTES },
+                           .n_bytes = BLOCK_BYTES };
+    return 1;
+}
+
+static uint64_t bytes_per_token(const firn_cache *cache)
+{
+    return cache->block_bytes > 0 ? LANE_BYTES : 0;
+}
+
+static firn_status dense(const firn_cache *cache, firn_tensor *tensors, uint32_t *n_tensors, firn_error *err)
+{
+    (void)cache;
+    (void)tensors;
+    (void)err;
+    *n_tensors = 0; /* the fixed block is the state */
+    return FIRN_OK;
+}
+
+#define TABLE                                                                                                         \
+    .instance_bytes = sizeof(firni_block_cache), .init = init, .deinit = firni_rows_deinit,                           \
+    .batch_size = firni_rows_batch_size, .row_tokens = firni_rows_tokens, .add_row = firni_rows_add,                  \
+    .view_row = firni_rows_view, .adopt_row = firni_rows_adopt, .filter_rows = firni_rows_filter,                     \
+    .trimmable_tokens = firni_rows_trimmable, .can_publish_row = firni_rows_can_publish,                              \
+    .bytes_per_token = bytes_per_token, .projected_bytes = firni_rows_projected_bytes,                                \
+    .working_bytes = firni_rows_working_bytes, .reserve = firni_rows_reserve, .append = append, .state = dense,       \
+    .check = firni_rows_check
+
+static const firni_layout layout_state = { .family = "test:state", TABLE };
+static const firni_layout layout_both = { .family = "test:both", TABLE, .planes = planes };
+
+const firni_layout *firni_layout_find_more(const char *family)
+{
+    if (strcmp(family, layout_state.family) == 0) {
+        return &layout_state;
+    }
+    return strcmp(family, layout_both.family) == 0 ? &layout_both : NULL;
+}
