@@ -6,7 +6,8 @@
  *      DIR/seg-00000001.firn   records, appended, never rewritten; evicted ranges are punched out
  *      DIR/quarantine is a state of index entries, not a folder: a corrupt record is never served again
  *
- * One record holds up to 64 tokens over all layers. A growing conversation writes only its new blocks. The format is
+ * One record holds up to 64 tokens over all layers, a checkpoint the fixed-size states of all layers at one count. A
+ * growing conversation writes only its new blocks and, for models with such states, a checkpoint. The format is
  * docs/FORMAT.md; what the tier promises is in firn/tier.h. The directory is 0700, its files 0600.
  */
 #ifndef FIRN_DISK_H
@@ -42,10 +43,18 @@ typedef struct firn_disk_options {
  * foreign), INVALID. */
 firn_status firn_disk_open(const firn_disk_options *options, const firn_env *env, firn_tier **out, firn_error *err);
 
+typedef enum firn_disk_kind {
+    FIRN_DISK_TOKENS = 0,     /* up to 64 tokens of a chain, with the layers' token blocks */
+    FIRN_DISK_CHECKPOINT = 1, /* fixed-size states after first_token + n_tokens tokens */
+    FIRN_DISK_OBJECT = 2      /* attachments at that count */
+} firn_disk_kind;
+
 /* One record as seen by an inspector. Strings are valid during the call. */
 typedef struct firn_disk_record {
     firn_digest digest, parent;
+    firn_disk_kind kind;
     uint32_t first_token, n_tokens;
+    uint32_t n_full, n_window, n_fixed; /* layers of each family whose state it holds */
     uint64_t n_bytes;
     uint64_t last_used_wall_ns;
     const char *ns;

@@ -96,3 +96,14 @@ firn_digest firni_chain_object(const firn_digest *parent, const firn_token *toke
 {
     return digest_tokens("firn.chain.object.1", parent, tokens, n_tokens);
 }
+
+/* One domain for each kind that is not a link of the chain: a checkpoint has the tokens of a tail, and is none. */
+firn_digest firni_chain_record(firni_record_kind kind, const firn_digest *parent, const firn_token *tokens,
+                               uint32_t n_tokens)
+{
+    switch (kind) {
+    case FIRNI_RECORD_OBJECT: return firni_chain_object(parent, tokens, n_tokens);
+    case FIRNI_RECORD_CHECKPOINT: return digest_tokens("firn.chain.checkpoint.1", parent, tokens, n_tokens);
+    default: return firn_chain_extend(parent, tokens, n_tokens);
+    }
+}

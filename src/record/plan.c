@@ -1,94 +1,163 @@
 /*
- * Plans: how the records of one schema look. Every block and tail record of a schema has the same section table but for
- * the checksums, so a reader compares it with the plan's instead of believing it.
+ * Plans: how the records of one schema look. Every record of a form has the same section table but for the checksums,
+ * so a reader compares it with the plan's instead of believing it.
+ *
+ * Owns the order of the images: full layers, then window layers, each in the order of the schema; checkpoints hold the
+ * states in that order.
  */
 #include <assert.h>
 #include <string.h>
 
 #include "base/base_impl.h"
+#include "layout/family_impl.h"
 #include "record/record_impl.h"
 
-/* Appends the sections of one layer, whose image begins at layer->image_offset. */
-static firn_status add_layer(firni_plan *plan, uint32_t index, const firn_cache *cache, firn_error *err)
+/* ---- forms ------------------------------------------------------------------------------------------------------- */
+
+/* Appends an image of n_bytes with these planes to the form; offsets are the image's until place_images. */
+static firn_status add_image(firni_plan_form *form, uint32_t layer, size_t n_bytes, const firn_plane *planes,
+                             uint32_t n_planes, firni_section_kind kind, firn_error *err)
 {
-    firni_plan_layer *layer = &plan->layers[index];
-    firn_plane planes[FIRN_CACHE_PLANES_MAX];
-    layer->block_bytes = firn_cache_block_bytes(cache);
-    layer->n_planes = firn_cache_planes(cache, planes);
-    layer->first_section = plan->n_sections;
-    layer->describe = firni_strdup(plan->env, firn_cache_describe(cache));
-    if (layer->describe == NULL) {
-        return firni_fail(err, FIRN_ERR_NO_MEMORY, "no memory for a record plan");
+    if (n_planes == 0 || n_bytes % FIRNI_RECORD_ALIGN != 0) {
+        return firni_fail(err, FIRN_ERR_INVALID, "layer %u: a block of %zu bytes with %u planes cannot be stored", layer,
+                          n_bytes, n_planes);
     }
-    if (layer->n_planes == 0 || layer->block_bytes == 0 || layer->block_bytes % FIRNI_RECORD_ALIGN != 0) {
-        return firni_fail(err, FIRN_ERR_INVALID, "layer %u (%s) has no token blocks to store", index, layer->describe);
-    }
+    form->images[form->n_images++] = (firni_plan_image){
+        .layer = layer, .n_bytes = n_bytes, .first_section = form->n_sections, .n_sections = n_planes
+    };
     uint64_t end = 0;
-    for (uint32_t p = 0; p < layer->n_planes; p++) {
+    for (uint32_t p = 0; p < n_planes; p++) {
         const firn_plane *plane = &planes[p];
         /* What the layouts promise and the format needs: planes in memory order, inside the block. */
         assert(plane->offset_bytes >= end && plane->n_bytes > 0);
         end = (uint64_t)plane->offset_bytes + plane->n_bytes;
-        assert(end <= layer->block_bytes);
-        firni_section *section = &plan->sections[plan->n_sections++];
-        *section = (firni_section){ .kind = FIRNI_SECTION_PLANE,
-                                    .layer = (uint16_t)index,
+        assert(end <= n_bytes);
+        firni_section *section = &form->sections[form->n_sections++];
+        *section = (firni_section){ .kind = kind,
+                                    .layer = (uint16_t)layer,
                                     .plane = (uint16_t)p,
                                     .dtype = plane->dtype,
                                     .n_dims = plane->n_dims,
-                                    .offset = plane->offset_bytes, /* of the image; the record's in place_images */
+                                    .offset = plane->offset_bytes,
                                     .n_bytes = plane->n_bytes };
         memcpy(section->shape, plane->shape, plane->n_dims * sizeof plane->shape[0]);
     }
     return FIRN_OK;
 }
 
-/* Lays header and images end to end, now that the number of sections and so the header's size is known. */
-static firn_status place_images(firni_plan *plan, firn_error *err)
+/* The token blocks of all layers of one family. */
+static firn_status add_blocks(const firni_plan *plan, firni_plan_form *form, const firn_cache *const *layers,
+                              uint32_t family, firn_error *err)
 {
-    plan->header_bytes = firni_record_header_bytes(plan->n_sections);
-    if (plan->header_bytes == 0 || plan->n_layers > UINT16_MAX) {
-        return firni_fail(err, FIRN_ERR_INVALID, "%u layers are more than one record holds", plan->n_layers);
-    }
-    uint64_t offset = plan->header_bytes;
-    for (uint32_t i = 0; i < plan->n_layers; i++) {
-        firni_plan_layer *layer = &plan->layers[i];
-        layer->image_offset = offset;
-        for (uint32_t p = 0; p < layer->n_planes; p++) {
-            plan->sections[layer->first_section + p].offset += offset;
+    firn_status status = FIRN_OK;
+    for (uint32_t i = 0; i < plan->n_layers && status == FIRN_OK; i++) {
+        if (plan->families[i] & family) {
+            firn_plane planes[FIRN_CACHE_PLANES_MAX];
+            const uint32_t n_planes = firn_cache_planes(layers[i], planes);
+            status = add_image(form, i, firn_cache_block_bytes(layers[i]), planes, n_planes, FIRNI_SECTION_PLANE, err);
         }
-        offset += layer->block_bytes;
+    }
+    return status;
+}
+
+/* A state is one plane of bytes: what lies inside is told by the layer's describe line, which the identity holds. */
+static firn_status add_states(const firni_plan *plan, firni_plan_form *form, const firn_cache *const *layers,
+                              firn_error *err)
+{
+    firn_status status = FIRN_OK;
+    for (uint32_t i = 0; i < plan->n_layers && status == FIRN_OK; i++) {
+        const size_t n_bytes = firn_cache_fixed_bytes(layers[i]);
+        if (n_bytes > UINT32_MAX) {
+            status = firni_fail(err, FIRN_ERR_INVALID, "layer %u: a state of %zu bytes cannot be stored", i, n_bytes);
+        } else if (n_bytes > 0) {
+            const firn_plane plane = { .name = "state",
+                                       .dtype = FIRN_DTYPE_U8,
+                                       .n_dims = 1,
+                                       .shape = { (uint32_t)n_bytes },
+                                       .n_bytes = (uint32_t)n_bytes };
+            status = add_image(form, i, n_bytes, &plane, 1, FIRNI_SECTION_STATE, err);
+        }
+    }
+    return status;
+}
+
+/* Lays header and images end to end, now that the number of sections and so the header's size is known. */
+static firn_status place_images(firni_plan_form *form, firn_error *err)
+{
+    form->header_bytes = firni_record_header_bytes(form->n_sections);
+    if (form->header_bytes == 0) {
+        return firni_fail(err, FIRN_ERR_INVALID, "%u layers are more than one record holds", form->n_images);
+    }
+    uint64_t offset = form->header_bytes;
+    form->old_bytes = offset;
+    for (uint32_t i = 0; i < form->n_images; i++) {
+        firni_plan_image *image = &form->images[i];
+        image->offset = offset;
+        for (uint32_t s = 0; s < image->n_sections; s++) {
+            form->sections[image->first_section + s].offset += offset;
+        }
+        offset += image->n_bytes;
         if (offset > FIRNI_RECORD_BYTES_MAX) {
             return firni_fail(err, FIRN_ERR_INVALID, "a block of all layers is larger than a record may be");
         }
+        form->old_bytes = i < form->n_old_images ? offset : form->old_bytes;
     }
-    plan->record_bytes = offset;
+    form->record_bytes = offset;
     return FIRN_OK;
 }
 
-firn_status firni_plan_init(const firn_schema *schema, firn_pool *pool, const firn_env *env, firni_plan *out,
-                            firn_error *err)
+static firn_status make_form(firni_plan *plan, firni_form_id id, const firn_cache *const *layers, firn_error *err)
 {
-    *out = (firni_plan){ .env = env, .schema = schema, .n_layers = schema->n_layers };
-    if (schema->n_layers == 0) {
-        return firni_fail(err, FIRN_ERR_INVALID, "a schema without layers");
+    firni_plan_form *form = &plan->forms[id];
+    form->images = firni_calloc(plan->env, plan->n_layers, sizeof *form->images);
+    form->sections =
+        firni_calloc(plan->env, (size_t)plan->n_layers * FIRN_CACHE_PLANES_MAX, sizeof *form->sections);
+    if (form->images == NULL || form->sections == NULL) {
+        return firni_fail(err, FIRN_ERR_NO_MEMORY, "no memory for a record plan");
     }
     firn_status status = FIRN_OK;
-    out->layers = firni_calloc(env, schema->n_layers, sizeof *out->layers);
-    out->sections = firni_calloc(env, (size_t)schema->n_layers * FIRN_CACHE_PLANES_MAX, sizeof *out->sections);
-    if (out->layers == NULL || out->sections == NULL) {
-        status = firni_fail(err, FIRN_ERR_NO_MEMORY, "no memory for a record plan");
+    if (id == FIRNI_FORM_CHECKPOINT) {
+        status = add_states(plan, form, layers, err);
+        form->n_old_images = form->n_images;
+    } else {
+        status = add_blocks(plan, form, layers, FIRNI_FAMILY_FULL, err);
+        form->n_old_images = form->n_images;
     }
-    for (uint32_t i = 0; i < schema->n_layers && status == FIRN_OK; i++) {
-        firn_cache *cache = NULL;
-        status = firn_cache_create(&schema->layers[i], pool, env, &cache, err);
-        if (status == FIRN_OK) {
-            status = add_layer(out, i, cache, err);
-        }
-        firn_cache_destroy(cache);
+    if (status == FIRN_OK && id == FIRNI_FORM_WHOLE) {
+        status = add_blocks(plan, form, layers, FIRNI_FAMILY_WINDOW, err);
     }
-    if (status == FIRN_OK) {
-        status = place_images(out, err);
+    return status == FIRN_OK ? place_images(form, err) : status;
+}
+
+/* ---- plans ------------------------------------------------------------------------------------------------------- */
+
+static firn_status describe_layers(firni_plan *plan, const firn_cache *const *layers, firn_error *err)
+{
+    plan->families = firni_calloc(plan->env, plan->n_layers, sizeof *plan->families);
+    plan->describe = firni_calloc(plan->env, plan->n_layers, sizeof(char *));
+    bool is_complete = plan->families != NULL && plan->describe != NULL;
+    for (uint32_t i = 0; is_complete && i < plan->n_layers; i++) {
+        const uint32_t family = firni_family_of(layers[i]);
+        plan->families[i] = family;
+        plan->n_full += (family & FIRNI_FAMILY_FULL) != 0;
+        plan->n_window += (family & FIRNI_FAMILY_WINDOW) != 0;
+        plan->n_fixed += (family & FIRNI_FAMILY_FIXED) != 0;
+        plan->describe[i] = firni_strdup(plan->env, firn_cache_describe(layers[i]));
+        is_complete = plan->describe[i] != NULL;
+    }
+    return is_complete ? FIRN_OK : firni_fail(err, FIRN_ERR_NO_MEMORY, "no memory for a record plan");
+}
+
+firn_status firni_plan_init(const firn_schema *schema, const firn_cache *const *layers, const firn_env *env,
+                            firni_plan *out, firn_error *err)
+{
+    *out = (firni_plan){ .env = env, .schema = schema, .n_layers = schema->n_layers };
+    if (schema->n_layers == 0 || schema->n_layers > UINT16_MAX) {
+        return firni_fail(err, FIRN_ERR_INVALID, "a schema of %u layers cannot be stored", schema->n_layers);
+    }
+    firn_status status = describe_layers(out, layers, err);
+    for (uint32_t id = 0; id < FIRNI_FORMS && status == FIRN_OK; id++) {
+        status = make_form(out, (firni_form_id)id, layers, err);
     }
     if (status != FIRN_OK) {
         firni_plan_deinit(out);
@@ -98,22 +167,28 @@ firn_status firni_plan_init(const firn_schema *schema, firn_pool *pool, const fi
 
 void firni_plan_deinit(firni_plan *plan)
 {
-    for (uint32_t i = 0; plan->layers != NULL && i < plan->n_layers; i++) {
-        firni_free(plan->env, plan->layers[i].describe);
+    for (uint32_t i = 0; plan->describe != NULL && i < plan->n_layers; i++) {
+        firni_free(plan->env, plan->describe[i]);
     }
-    firni_free(plan->env, plan->layers);
-    firni_free(plan->env, plan->sections);
+    for (uint32_t id = 0; id < FIRNI_FORMS; id++) {
+        firni_free(plan->env, plan->forms[id].images);
+        firni_free(plan->env, plan->forms[id].sections);
+    }
+    firni_free(plan->env, plan->families);
+    firni_free(plan->env, plan->describe);
     *plan = (firni_plan){ 0 };
 }
 
-bool firni_plan_matches(const firni_plan *plan, const firni_record *record)
+/* ---- records of a form ------------------------------------------------------------------------------------------- */
+
+bool firni_form_matches(const firni_plan_form *form, const firni_record *record)
 {
-    if (record->n_sections != plan->n_sections || record->header_bytes != plan->header_bytes ||
-        record->record_bytes != plan->record_bytes) {
+    if (record->n_sections != form->n_sections || record->header_bytes != form->header_bytes ||
+        record->record_bytes != form->record_bytes) {
         return false;
     }
-    for (uint32_t i = 0; i < plan->n_sections; i++) {
-        const firni_section *a = &plan->sections[i], *b = &record->sections[i];
+    for (uint32_t i = 0; i < form->n_sections; i++) {
+        const firni_section *a = &form->sections[i], *b = &record->sections[i];
         if (a->kind != b->kind || a->layer != b->layer || a->plane != b->plane || a->dtype != b->dtype ||
             a->n_dims != b->n_dims || a->offset != b->offset || a->n_bytes != b->n_bytes ||
             memcmp(a->shape, b->shape, sizeof a->shape) != 0) {
@@ -123,29 +198,29 @@ bool firni_plan_matches(const firni_plan *plan, const firni_record *record)
     return true;
 }
 
-/* Sections are numbered over the whole record, their offsets are the record's; an image begins at its layer's. */
-void firni_plan_checksum_layer(const firni_plan *plan, uint32_t layer, const uint8_t *image, firni_section *sections)
+/* Sections are numbered over the whole record, their offsets are the record's; an image begins at its own. */
+void firni_form_checksum(const firni_plan_form *form, uint32_t image, const uint8_t *bytes, firni_section *sections)
 {
-    const firni_plan_layer *at = &plan->layers[layer];
-    for (uint32_t i = at->first_section; i < at->first_section + at->n_planes; i++) {
-        const uint64_t offset = plan->sections[i].offset - at->image_offset;
-        sections[i].checksum = firni_checksum_of(image + offset, (size_t)sections[i].n_bytes);
+    const firni_plan_image *at = &form->images[image];
+    for (uint32_t i = at->first_section; i < at->first_section + at->n_sections; i++) {
+        const uint64_t offset = form->sections[i].offset - at->offset;
+        sections[i].checksum = firni_checksum_of(bytes + offset, (size_t)sections[i].n_bytes);
     }
 }
 
-bool firni_plan_verify_layer(const firni_plan *plan, uint32_t layer, uint8_t *image, const firni_section *sections)
+bool firni_form_verify(const firni_plan_form *form, uint32_t image, uint8_t *bytes, const firni_section *sections)
 {
-    const firni_plan_layer *at = &plan->layers[layer];
+    const firni_plan_image *at = &form->images[image];
     size_t covered = 0;
-    for (uint32_t i = at->first_section; i < at->first_section + at->n_planes; i++) {
-        const size_t offset = (size_t)(plan->sections[i].offset - at->image_offset);
-        const size_t n_bytes = (size_t)plan->sections[i].n_bytes;
-        if (!firni_checksum_equal(firni_checksum_of(image + offset, n_bytes), sections[i].checksum)) {
+    for (uint32_t i = at->first_section; i < at->first_section + at->n_sections; i++) {
+        const size_t offset = (size_t)(form->sections[i].offset - at->offset);
+        const size_t n_bytes = (size_t)form->sections[i].n_bytes;
+        if (!firni_checksum_equal(firni_checksum_of(bytes + offset, n_bytes), sections[i].checksum)) {
             return false;
         }
-        memset(image + covered, 0, offset - covered);
+        memset(bytes + covered, 0, offset - covered);
         covered = offset + n_bytes;
     }
-    memset(image + covered, 0, at->block_bytes - covered);
+    memset(bytes + covered, 0, at->n_bytes - covered);
     return true;
 }

@@ -27,7 +27,7 @@ firn_status firni_record_peek(const uint8_t fixed[FIRNI_RECORD_FIXED_BYTES], uin
                           FIRNI_RECORD_VERSION);
     }
     const uint32_t n_header = firni_get_u32(fixed + 32), n = firni_get_u32(fixed + 36);
-    if (n == 0 || n > FIRNI_RECORD_SECTIONS_MAX || n_header != firni_record_header_bytes(n)) {
+    if (n > FIRNI_RECORD_SECTIONS_MAX || n_header != firni_record_header_bytes(n)) {
         return firni_fail(err, FIRN_ERR_CORRUPT, "a header of %u bytes cannot hold %u sections", n_header, n);
     }
     *header_bytes = n_header;
@@ -60,8 +60,7 @@ static firn_status decode_section(const uint8_t *at, uint32_t index, firni_secti
         .n_bytes = firni_get_u64(at + 32),
         .checksum = { .low = firni_get_u64(at + 40), .high = firni_get_u64(at + 48) },
     };
-    const bool kind_known =
-        out->kind == FIRNI_SECTION_PLANE || out->kind == FIRNI_SECTION_METADATA || out->kind == FIRNI_SECTION_TENSOR;
+    const bool kind_known = out->kind >= FIRNI_SECTION_PLANE && out->kind <= FIRNI_SECTION_STATE;
     if (!kind_known || out->n_dims == 0 || out->n_dims > FIRN_TENSOR_DIMS_MAX || firni_get_u64(at + 56) != 0) {
         return firni_fail(err, FIRN_ERR_CORRUPT, "section %u is of no known form", index);
     }
@@ -87,8 +86,11 @@ static firn_status check_section_place(const firni_record *record, uint32_t inde
         section->n_bytes > record->record_bytes - section->offset) {
         return firni_fail(err, FIRN_ERR_CORRUPT, "section %u lies outside of its place", index);
     }
-    const bool is_plane = section->kind == FIRNI_SECTION_PLANE;
-    if (is_plane == (record->kind == FIRNI_RECORD_OBJECT)) {
+    const bool is_attachment = section->kind == FIRNI_SECTION_METADATA || section->kind == FIRNI_SECTION_TENSOR;
+    const bool fits = record->kind == FIRNI_RECORD_OBJECT       ? is_attachment
+                      : record->kind == FIRNI_RECORD_CHECKPOINT ? section->kind == FIRNI_SECTION_STATE
+                                                                : section->kind == FIRNI_SECTION_PLANE;
+    if (!fits) {
         return firni_fail(err, FIRN_ERR_CORRUPT, "section %u does not belong into a record of kind %u", index,
                           (unsigned)record->kind);
     }
@@ -102,6 +104,7 @@ static firn_status check_tokens(const uint8_t *bytes, const firni_record *record
     const uint32_t n = record->n_tokens;
     const bool count_fits = (record->kind == FIRNI_RECORD_BLOCK && n == FIRN_BLOCK_TOKENS) ||
                             (record->kind == FIRNI_RECORD_TAIL && n > 0 && n < FIRN_BLOCK_TOKENS) ||
+                            (record->kind == FIRNI_RECORD_CHECKPOINT && n > 0 && n <= FIRN_BLOCK_TOKENS) ||
                             (record->kind == FIRNI_RECORD_OBJECT && n < FIRN_BLOCK_TOKENS);
     if (!count_fits || record->first_token % FIRN_BLOCK_TOKENS != 0) {
         return firni_fail(err, FIRN_ERR_CORRUPT, "a record of kind %u with %u tokens at %u", (unsigned)record->kind, n,
@@ -112,9 +115,7 @@ static firn_status check_tokens(const uint8_t *bytes, const firni_record *record
             return firni_fail(err, FIRN_ERR_CORRUPT, "a record of %u tokens has a token at %u", n, i);
         }
     }
-    const firn_digest digest = record->kind == FIRNI_RECORD_OBJECT
-                                   ? firni_chain_object(&record->parent, record->tokens, n)
-                                   : firn_chain_extend(&record->parent, record->tokens, n);
+    const firn_digest digest = firni_chain_record(record->kind, &record->parent, record->tokens, n);
     if (!firni_digest_equal(&digest, &record->digest)) {
         return firni_fail(err, FIRN_ERR_CORRUPT, "a record's digest is not that of its tokens");
     }
@@ -162,8 +163,10 @@ firn_status firni_record_decode(const uint8_t *bytes, size_t n_bytes, uint64_t r
     }
     /* 2. The fixed part. */
     decode_fixed(bytes, out);
-    if (out->kind == FIRNI_RECORD_CHECKPOINT) {
-        return firni_fail(err, FIRN_ERR_FORMAT, "checkpoint records are reserved");
+    /* Blocks and tails of a model without token blocks are headers alone; the other kinds exist for what they hold. */
+    const bool may_be_empty = out->kind == FIRNI_RECORD_BLOCK || out->kind == FIRNI_RECORD_TAIL;
+    if (out->n_sections == 0 && (!may_be_empty || out->record_bytes != out->header_bytes)) {
+        return firni_fail(err, FIRN_ERR_CORRUPT, "a record of kind %u without a section", (unsigned)out->kind);
     }
     if (out->record_bytes < out->header_bytes || out->record_bytes > record_bytes_max ||
         out->record_bytes > FIRNI_RECORD_BYTES_MAX || out->record_bytes % FIRNI_RECORD_ALIGN != 0) {

@@ -1,16 +1,23 @@
 /*
  * record: the stored form of state, the same bytes for every tier.
  *
- * A record holds up to 64 tokens over all layers (a *block* when full, a *tail* when not), or the attachments of one
- * exact token count (an *object*). It is self-describing and self-checking: header, then images.
+ * A record holds up to 64 tokens over all layers (a *block* when full, a *tail* when not), the fixed-size states of one
+ * exact token count (a *checkpoint*), or its attachments (an *object*). It is self-describing and self-checking: header,
+ * then images.
  *
- *      +-------------------+----------------+----------------+-- ... --+
- *      | header, n x 4 KiB | layer 0 image  | layer 1 image  |         |      every part begins at a multiple of 4 KiB
- *      +-------------------+----------------+----------------+-- ... --+
+ *      +-------------------+------------+-- ... --+------------+-- ... --+
+ *      | header, n x 4 KiB | full layer |         | window l.  |         |     block, tail
+ *      +-------------------+------------+-- ... --+------------+-- ... --+
+ *      | header, n x 4 KiB | state      |         |                           checkpoint: layers with one, in order
+ *      +-------------------+------------+-- ... --+
  *
- * A layer's image is the memory of its block as it lies, so a read goes straight into a block and a write comes
- * straight from one. The planes of a layer are sections inside its image; bytes of an image that no section covers mean
- * nothing and are zeroed after a read.
+ * Every part begins at a multiple of 4 KiB. A layer's image is the memory of its block as it lies, so a read goes
+ * straight into a block and a write comes straight from one. The planes of a layer are sections inside its image; bytes
+ * of an image that no section covers mean nothing and are zeroed after a read.
+ *
+ * Window layers come last, so that a restore far behind a block reads only what lies before them; and a record may lack
+ * all of them, because a row has let its old ones go (a *bare* record). Without layers that have token blocks a block is
+ * its header: the chain of tokens that checkpoints hang on.
  *
  * Header, all numbers little-endian:
  *
@@ -18,23 +25,23 @@
  *           0      8   magic 89 46 49 52 4e 0d 0a 1a  ("\x89FIRN\r\n\x1a")
  *           8     16   XXH3-128 of bytes [24, header_bytes): low 64 bits, high 64 bits
  *          24      4   version: 1
- *          28      4   kind: 1 block, 2 tail, 3 checkpoint (reserved), 4 object
+ *          28      4   kind: 1 block, 2 tail, 3 checkpoint, 4 object
  *          32      4   header_bytes: multiple of 4,096
  *          36      4   n_sections
  *          40      8   record_bytes: header and images, multiple of 4,096
  *          48      8   created: nanoseconds since 1970
  *          56      4   first_token: position of the first token, multiple of 64
- *          60      4   n_tokens: block 64, tail 1..63, object 0..63
+ *          60      4   n_tokens: block 64, tail 1..63, checkpoint 1..64, object 0..63
  *          64     32   identity digest
  *          96     32   namespace digest
  *         128     32   parent: digest of the chain of all tokens before first_token
- *         160     32   own digest: firn_chain_extend(parent, tokens); of an object: firni_chain_object(parent, tokens)
+ *         160     32   own digest: firni_chain_record(kind, parent, tokens)
  *         192    256   tokens[64], unused ones zero
  *         448   64*n   section table; then zeros up to header_bytes
  *
  * Section:
  *
- *           0      2   kind: 1 plane, 2 attachment metadata, 3 attachment tensor
+ *           0      2   kind: 1 plane, 2 attachment metadata, 3 attachment tensor, 4 state
  *           2      2   layer (of an attachment: its index)
  *           4      2   plane (of an attachment: the tensor's index)
  *           6      1   dtype
@@ -67,14 +74,15 @@
 typedef enum firni_record_kind {
     FIRNI_RECORD_BLOCK = 1,
     FIRNI_RECORD_TAIL = 2,
-    FIRNI_RECORD_CHECKPOINT = 3, /* reserved for recurrent layouts; not written, and refused when read */
+    FIRNI_RECORD_CHECKPOINT = 3,
     FIRNI_RECORD_OBJECT = 4
 } firni_record_kind;
 
 typedef enum firni_section_kind {
     FIRNI_SECTION_PLANE = 1,
     FIRNI_SECTION_METADATA = 2,
-    FIRNI_SECTION_TENSOR = 3
+    FIRNI_SECTION_TENSOR = 3,
+    FIRNI_SECTION_STATE = 4
 } firni_section_kind;
 
 typedef struct firni_checksum {
@@ -136,40 +144,62 @@ firn_digest firni_digest_fields(const char *domain, const firni_field *fields, u
 firn_digest firni_namespace_digest(const char *ns); /* NULL: "" */
 /* Digest of the object bound to the chain `parent` followed by these tokens. */
 firn_digest firni_chain_object(const firn_digest *parent, const firn_token *tokens, uint32_t n_tokens);
+/* Of a record of any kind: firn_chain_extend() for blocks and tails. */
+firn_digest firni_chain_record(firni_record_kind kind, const firn_digest *parent, const firn_token *tokens,
+                               uint32_t n_tokens);
 
 /* ---- plans (plan.c) ---------------------------------------------------------------------------------------------- */
 
-/* How the block and tail records of one schema look: the same section table in each, checksums apart. */
-typedef struct firni_plan_layer {
-    size_t block_bytes;     /* of the image */
-    uint64_t image_offset;  /* in the record */
-    uint32_t first_section;
-    uint32_t n_planes;
-    char *describe;         /* firn_cache_describe() of a cache that fits */
-} firni_plan_layer;
+/* What a record of one form is made of: its images in the order in which they lie, and its section table, which is the
+ * same in each record but for the checksums. */
+typedef struct firni_plan_image {
+    uint32_t layer;
+    size_t n_bytes;        /* of the block in memory */
+    uint64_t offset;       /* in the record */
+    uint32_t first_section, n_sections;
+} firni_plan_image;
 
-typedef struct firni_plan {
-    const firn_env *env;
-    const firn_schema *schema;
-    firni_plan_layer *layers;
-    uint32_t n_layers;
+typedef struct firni_plan_form {
+    firni_plan_image *images;
+    uint32_t n_images;
+    uint32_t n_old_images; /* those before the images of window layers: what is read of a block that left the windows */
     firni_section *sections;
     uint32_t n_sections;
     uint32_t header_bytes;
     uint64_t record_bytes;
+    uint64_t old_bytes;    /* header and old images */
+} firni_plan_form;
+
+/* Blocks and tails have one of the first two forms, which are equal in a schema without window layers. */
+typedef enum firni_form_id {
+    FIRNI_FORM_WHOLE,      /* all layers' token blocks */
+    FIRNI_FORM_BARE,       /* without those of window layers */
+    FIRNI_FORM_CHECKPOINT, /* the fixed-size states */
+    FIRNI_FORMS
+} firni_form_id;
+
+/* How the records of one schema look. */
+typedef struct firni_plan {
+    const firn_env *env;
+    const firn_schema *schema;
+    uint32_t n_layers;
+    uint32_t n_full, n_window, n_fixed; /* layers; one with blocks and a state counts twice */
+    uint32_t *families;                 /* per layer: firni_family_of() */
+    char **describe;                    /* per layer: firn_cache_describe() of a cache that fits */
+    firni_plan_form forms[FIRNI_FORMS];
 } firni_plan;
 
-/* Asks one cache of each layer for its planes. The schema must outlive the plan. Errors: INVALID (a layer without
- * token blocks, too many sections), NO_MEMORY, and those of firn_cache_create. */
-firn_status firni_plan_init(const firn_schema *schema, firn_pool *pool, const firn_env *env, firni_plan *out,
-                            firn_error *err);
+/* `layers`: one cache of each layer of the schema, borrowed for the call. The schema must outlive the plan. Errors:
+ * INVALID (a block that is no multiple of 4 KiB, too many sections), NO_MEMORY. */
+firn_status firni_plan_init(const firn_schema *schema, const firn_cache *const *layers, const firn_env *env,
+                            firni_plan *out, firn_error *err);
 void firni_plan_deinit(firni_plan *plan); /* accepts a zeroed plan */
-/* Whether a decoded header has exactly the sections of the plan. */
-bool firni_plan_matches(const firni_plan *plan, const firni_record *record);
-/* Fills the checksums of one layer's sections from its image. */
-void firni_plan_checksum_layer(const firni_plan *plan, uint32_t layer, const uint8_t *image, firni_section *sections);
+/* Whether a decoded header has exactly the sections of the form. */
+bool firni_form_matches(const firni_plan_form *form, const firni_record *record);
+/* Fills the checksums of one image's sections from its bytes. `sections` is a whole record's. */
+void firni_form_checksum(const firni_plan_form *form, uint32_t image, const uint8_t *bytes, firni_section *sections);
 /* Compares them, and zeroes what no section covers. False: some section differs. */
-bool firni_plan_verify_layer(const firni_plan *plan, uint32_t layer, uint8_t *image, const firni_section *sections);
+bool firni_form_verify(const firni_plan_form *form, uint32_t image, uint8_t *bytes, const firni_section *sections);
 
 /* ---- attachments (attachment.c) ---------------------------------------------------------------------------------- */
 

@@ -5,7 +5,8 @@
  * Everything is static inline, because only some test programs link the cache library.
  *
  *   - An exact duplicate replaces; nothing is evicted; nothing is shared between entries.
- *   - Plain storage only: any cut of a stored entry is usable.
+ *   - An entry is usable where its own rows can be published: plain rows at every count, a window's where its blocks
+ *     are, fixed-size state at its own count.
  *   - Knobs in struct dict_tier make it refuse, fail, or leave asynchronous restores unanswered.
  */
 #ifndef FIRN_TESTS_DICT_TIER_H
@@ -130,6 +131,21 @@ static inline dict_entry *dict_exact(const dict_tier *dict, const char *ns, cons
     return NULL;
 }
 
+/* The largest count <= n_max at which all rows of the entry can be published. */
+static inline uint32_t dict_usable(const dict_entry *entry, uint32_t n_max)
+{
+    for (uint32_t n = n_max; n > 0; n--) {
+        bool can = true;
+        for (uint32_t i = 0; can && i < entry->n_caches; i++) {
+            can = firn_cache_can_publish_row(entry->caches[i], 0, n);
+        }
+        if (can) {
+            return n;
+        }
+    }
+    return 0;
+}
+
 /* The entry with caches that agrees longest with the tokens, and how far. */
 static inline dict_entry *dict_best(const dict_tier *dict, const char *ns, const firn_token *tokens, uint32_t n_tokens,
                                     uint32_t *n_common)
@@ -140,6 +156,24 @@ static inline dict_entry *dict_best(const dict_tier *dict, const char *ns, const
         const uint32_t n = strcmp(entry->ns, ns) == 0 && entry->caches != NULL ? dict_common(entry, tokens, n_tokens) : 0;
         if (n > *n_common) {
             *n_common = n;
+            best = entry;
+        }
+    }
+    return best;
+}
+
+/* The entry that can be resumed furthest along the tokens, and how far. */
+static inline dict_entry *dict_best_usable(const dict_tier *dict, const char *ns, const firn_token *tokens,
+                                           uint32_t n_max, uint32_t *n_usable)
+{
+    dict_entry *best = NULL;
+    *n_usable = 0;
+    for (dict_entry *entry = dict->entries; entry != NULL; entry = entry->next) {
+        const uint32_t n = strcmp(entry->ns, ns) == 0 && entry->caches != NULL
+                               ? dict_usable(entry, dict_common(entry, tokens, n_max))
+                               : 0;
+        if (n > *n_usable) {
+            *n_usable = n;
             best = entry;
         }
     }
@@ -174,13 +208,17 @@ static inline firn_match dict_find(firn_tier *tier, const firn_token *prompt, ui
     } else if (match.matched_len >= n_tokens - 1) {
         match.reason = FIRN_REASON_NONE;
     }
-    const uint32_t usable = match.matched_len < n_tokens ? match.matched_len : n_tokens - 1;
+    uint32_t usable;
+    (void)dict_best_usable(dict, ns, prompt, n_tokens - 1, &usable);
+    if (usable < match.matched_len && usable < n_tokens - 1) {
+        match.reason = FIRN_REASON_FAMILY_MISSING;
+    }
     if (usable > 0) {
         match = dict_make_match(dict, ns, prompt, usable, match);
-    } else if (match.matched_len > 0) {
-        match.reason = FIRN_REASON_BELOW_MIN;
-    } else {
+    } else if (match.matched_len == 0) {
         match.reason = FIRN_REASON_NO_PREFIX;
+    } else if (match.reason != FIRN_REASON_FAMILY_MISSING) {
+        match.reason = FIRN_REASON_BELOW_MIN; /* one token, which is left to compute */
     }
     dict_tier_unlock(dict);
     return match;
@@ -192,7 +230,9 @@ static inline firn_match dict_find_exact(firn_tier *tier, const firn_token *toke
     dict_tier_lock(dict);
     firn_match match = { .reason = FIRN_REASON_NO_PREFIX };
     (void)dict_best(dict, ns, tokens, n_tokens, &match.matched_len);
-    const bool found = n_tokens == 0 ? dict_exact(dict, ns, tokens, 0) != NULL : match.matched_len == n_tokens;
+    uint32_t usable;
+    (void)dict_best_usable(dict, ns, tokens, n_tokens, &usable);
+    const bool found = n_tokens == 0 ? dict_exact(dict, ns, tokens, 0) != NULL : usable == n_tokens;
     if (found) {
         match.reason = FIRN_REASON_NONE;
         match = dict_make_match(dict, ns, tokens, n_tokens, match);
@@ -222,7 +262,7 @@ static inline firn_reason dict_restore(firn_tier *tier, firn_tier_handle *opaque
     dict->n_restores++;
     firn_reason reason = dict->restore_reason;
     uint32_t n_common;
-    const dict_entry *best = dict_best(dict, handle->ns, handle->tokens, n, &n_common);
+    const dict_entry *best = dict_best_usable(dict, handle->ns, handle->tokens, n, &n_common);
     const dict_entry *exact = dict_exact(dict, handle->ns, handle->tokens, n);
     if (reason == FIRN_REASON_NONE && (n > 0 ? n_common < n : exact == NULL)) {
         reason = FIRN_REASON_GONE;

@@ -3,11 +3,15 @@
  * state that is used at another count than its own, or with other tokens, has other bytes.
  *
  *      test:state   a fixed-size state, no token blocks, like a recurrent layer
- *      test:both    the same state and a token block per 64 tokens, a lane of 64 bytes each
+ *      test:both    the same state and a token block per 64 tokens, a lane of 64 bytes each: all blocks, or those of
+ *                   `window`
+ *   test:mixed   kv:plain or, with `window`, kv:window, and the same state, on which the stored values depend: a model
+ *                with such layers answers otherwise from any state but the right one
  *
- * They take n_kv_heads and head_dim (what an appended key is), and are attended to by nobody.
+ * They take n_kv_heads and head_dim (what an appended key is); the first two are attended to by nobody.
  */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/base_impl.h"
@@ -24,8 +28,8 @@ static firn_status init(firn_cache *cache, firn_error *err)
     cache->options.value_dim = options->head_dim;
     cache->fixed_bytes = STATE_BYTES;
     cache->block_bytes = cache->ops->planes != NULL ? BLOCK_BYTES : 0;
-    (void)snprintf(cache->describe, sizeof cache->describe, "%s heads=%u dim=%u", cache->ops->family,
-                   options->n_kv_heads, options->head_dim);
+    (void)snprintf(cache->describe, sizeof cache->describe, "%s heads=%u dim=%u window=%u", cache->ops->family,
+                   options->n_kv_heads, options->head_dim, options->window);
     return FIRN_OK;
 }
 
@@ -72,6 +76,48 @@ static void append(firn_cache *cache, const firn_append_input *input, const uint
     }
 }
 
+static firn_status mixed_init(firn_cache *cache, firn_error *err)
+{
+    const firn_status status = firni_plain_init_geometry(cache, err);
+    cache->fixed_bytes = STATE_BYTES;
+    (void)snprintf(cache->describe, sizeof cache->describe, "test:mixed %s heads=%u dim=%u/%u window=%u",
+                   firn_dtype_name(cache->options.dtype), cache->options.n_kv_heads, cache->options.head_dim,
+                   cache->options.value_dim, cache->options.window);
+    return status;
+}
+
+/* Each value is scaled by what the state says, between 0.5 and 1. */
+static void mixed_append(firn_cache *cache, const firn_append_input *input, const uint32_t *counts,
+                         firn_workers *workers)
+{
+    const uint32_t n_k = cache->options.n_kv_heads * cache->options.head_dim;
+    const uint32_t n_v = cache->options.n_kv_heads * cache->options.value_dim;
+    const firni_rows *rows = firni_rows_of(cache);
+    size_t n_tokens = 0;
+    for (uint32_t r = 0; r < rows->n_rows; r++) {
+        n_tokens += counts[r];
+    }
+    float *v = malloc((n_tokens * n_v + 1) * sizeof *v);
+    assert(v != NULL);
+    size_t token = 0;
+    for (uint32_t r = 0; r < rows->n_rows; r++) {
+        for (uint32_t i = 0; i < counts[r]; i++, token++) {
+            uint64_t chain;
+            advance_state(rows->row[r].fixed, input->k + token * input->k_stride, n_k);
+            memcpy(&chain, firn_block_data(rows->row[r].fixed), sizeof chain);
+            const float scale = 0.5f + (float)(chain >> 41) / 16777216.0f;
+            for (uint32_t e = 0; e < n_v; e++) {
+                v[token * n_v + e] = scale * input->v[token * input->v_stride + e];
+            }
+        }
+    }
+    firn_append_input scaled = *input;
+    scaled.v = v;
+    scaled.v_stride = n_v;
+    firni_plain_append(cache, &scaled, counts, workers);
+    free(v);
+}
+
 static uint32_t planes(const firn_cache *cache, firn_plane out[FIRN_CACHE_PLANES_MAX])
 {
     (void)cache;
@@ -107,12 +153,42 @@ static firn_status dense(const firn_cache *cache, firn_tensor *tensors, uint32_t
     .check = firni_rows_check
 
 static const firni_layout layout_state = { .family = "test:state", TABLE };
-static const firni_layout layout_both = { .family = "test:both", TABLE, .planes = planes };
+static const firni_layout layout_both = { .family = "test:both", TABLE, .planes = planes, .settle = firni_rows_settle,
+                                          .first_block_needed = firni_rows_first_block_needed };
+
+static const firni_layout layout_mixed = {
+    .family = "test:mixed",
+    .instance_bytes = sizeof(firni_plain_cache),
+    .init = mixed_init,
+    .deinit = firni_rows_deinit,
+    .batch_size = firni_rows_batch_size,
+    .row_tokens = firni_rows_tokens,
+    .add_row = firni_rows_add,
+    .view_row = firni_rows_view,
+    .adopt_row = firni_rows_adopt,
+    .filter_rows = firni_rows_filter,
+    .settle = firni_rows_settle,
+    .trimmable_tokens = firni_rows_trimmable,
+    .can_publish_row = firni_rows_can_publish,
+    .bytes_per_token = firni_plain_bytes_per_token,
+    .projected_bytes = firni_rows_projected_bytes,
+    .working_bytes = firni_rows_working_bytes,
+    .first_block_needed = firni_rows_first_block_needed,
+    .planes = firni_plain_planes,
+    .reserve = firni_rows_reserve,
+    .append = mixed_append,
+    .attend = firni_plain_attend,
+    .state = firni_plain_state,
+    .check = firni_rows_check,
+};
 
 const firni_layout *firni_layout_find_more(const char *family)
 {
-    if (strcmp(family, layout_state.family) == 0) {
-        return &layout_state;
+    const firni_layout *const layouts[] = { &layout_state, &layout_both, &layout_mixed };
+    for (size_t i = 0; i < sizeof layouts / sizeof layouts[0]; i++) {
+        if (strcmp(family, layouts[i]->family) == 0) {
+            return layouts[i];
+        }
     }
-    return strcmp(family, layout_both.family) == 0 ? &layout_both : NULL;
+    return NULL;
 }

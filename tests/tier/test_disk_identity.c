@@ -92,10 +92,10 @@ static void caches_that_cover_another_count_are_refused(void **in)
     fixture fix;
     fixture_init(&fix, NULL, NULL);
     firn_tier *tier = fixture_open(&fix, s->dir, NULL);
-    firn_cache *caches[FIXTURE_LAYERS];
+    firn_cache *caches[FIXTURE_LAYERS_MAX] = { NULL };
     fixture_make_caches(&fix, s->tokens, 100, caches);
-    const firn_cache *borrowed[FIXTURE_LAYERS] = { caches[0], caches[1] };
-    firn_store_input input = { .tokens = s->tokens, .n_tokens = 101, .caches = borrowed, .n_caches = FIXTURE_LAYERS };
+    const firn_cache *borrowed[FIXTURE_LAYERS_MAX] = { caches[0], caches[1] };
+    firn_store_input input = { .tokens = s->tokens, .n_tokens = 101, .caches = borrowed, .n_caches = fix.n_layers };
     firn_reason reason;
     assert_false(firn_tier_store(tier, &input, &reason));
     assert_int_equal(reason, FIRN_REASON_COUNT_MISMATCH);

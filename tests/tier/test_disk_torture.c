@@ -77,15 +77,15 @@ static int cleanup(void **unused)
 /* The caches that are stored live in a world without faults: only the tier is tortured. */
 typedef struct cast {
     fixture healthy;
-    firn_cache *caches[FIXTURE_LAYERS];
+    firn_cache *caches[FIXTURE_LAYERS_MAX];
     test_world *world; /* NULL while there are no faults */
     uint32_t n_corrupt;
 } cast;
 
 static bool store_second(const cast *actors, firn_tier *tier, firn_reason *reason)
 {
-    const firn_cache *borrowed[FIXTURE_LAYERS];
-    for (uint32_t i = 0; i < FIXTURE_LAYERS; i++) {
+    const firn_cache *borrowed[FIXTURE_LAYERS_MAX];
+    for (uint32_t i = 0; i < actors->healthy.n_layers; i++) {
         borrowed[i] = actors->caches[i];
     }
     uint32_t number = 7;
@@ -96,7 +96,7 @@ static bool store_second(const cast *actors, firn_tier *tier, firn_reason *reaso
     const firn_store_input input = { .tokens = prepared.second,
                                      .n_tokens = N_SECOND,
                                      .caches = borrowed,
-                                     .n_caches = FIXTURE_LAYERS,
+                                     .n_caches = actors->healthy.n_layers,
                                      .attachments = &attachment,
                                      .n_attachments = 1 };
     return firn_tier_store(tier, &input, reason);

@@ -32,6 +32,20 @@ static const implementation implementations[] = {
       .evicts = true,
       .disk = { .budget_bytes = 64u << 20, .segment_bytes = 8u << 20, .durability = FIRN_DURABILITY_NONE },
       .geometry = { .dtype = FIRN_DTYPE_F32, .n_kv_heads = 16, .head_dim = 128 } },
+    { .name = "dict, all families", .geometry = { .schema = FIXTURE_ALL } },
+    { .name = "disk, windows", .is_disk = true, .geometry = { .schema = FIXTURE_WINDOWS } },
+    { .name = "disk, states", .is_disk = true, .geometry = { .schema = FIXTURE_STATES } },
+    { .name = "disk, all families", .is_disk = true, .geometry = { .schema = FIXTURE_ALL } },
+    { .name = "disk, states only, small segments",
+      .is_disk = true,
+      .disk = { .segment_bytes = 1 << 16 },
+      .geometry = { .schema = FIXTURE_STATES_ONLY } },
+    { .name = "disk, a window only", .is_disk = true, .geometry = { .schema = FIXTURE_WINDOWS_ONLY } },
+    { .name = "disk, all families, evicting",
+      .is_disk = true,
+      .evicts = true,
+      .disk = { .budget_bytes = 64u << 20, .segment_bytes = 8u << 20, .durability = FIRN_DURABILITY_NONE },
+      .geometry = { .schema = FIXTURE_ALL, .dtype = FIRN_DTYPE_F32, .n_kv_heads = 16, .head_dim = 128 } },
 };
 
 typedef struct world {
@@ -119,20 +133,34 @@ static void compare_attachments(const firn_restored *restored, const firn_restor
     }
 }
 
+/* The whole match comes back. A shorter count does where its families are there, which the dictionary knows for the
+ * states: what is usable of windows depends on whose records the match goes along. */
 static void compare_restore(world *w, firn_match match, firn_match expected, const firn_token *tokens)
 {
     const uint32_t n =
         test_rng_below(&w->rng, 3) == 0 ? 1 + test_rng_below(&w->rng, match.prefix_len) : match.prefix_len;
-    firn_restored restored, model;
-    assert_int_equal(firn_tier_restore(w->tier, match.handle, n, &restored), FIRN_REASON_NONE);
-    fixture_assert_state(&w->fix, &restored, tokens, n);
-    if (!w->impl->evicts) {
-        assert_int_equal(firn_tier_restore(&w->model->tier, expected.handle, n, &model), FIRN_REASON_NONE);
-        compare_attachments(&restored, &model);
-        firn_restored_deinit(&model);
+    firn_restored restored, model = { 0 };
+    const firn_reason reason = firn_tier_restore(w->tier, match.handle, n, &restored);
+    firn_reason truth = FIRN_REASON_FAMILY_MISSING;
+    if (!w->impl->evicts && expected.handle != NULL && n <= expected.prefix_len) {
+        truth = firn_tier_restore(&w->model->tier, expected.handle, n, &model);
     }
+    if (n == match.prefix_len || (truth == FIRN_REASON_NONE && !w->fix.has_windows)) {
+        assert_int_equal(reason, FIRN_REASON_NONE);
+    }
+    if (reason == FIRN_REASON_NONE) {
+        fixture_assert_state(&w->fix, &restored, tokens, n);
+        assert_true(truth == FIRN_REASON_NONE || w->impl->evicts || w->fix.has_windows);
+        w->n_hits++;
+    } else {
+        assert_true(w->fix.has_states || w->fix.has_windows);
+        assert_true(reason == FIRN_REASON_FAMILY_MISSING || (!w->impl->is_disk && reason == FIRN_REASON_GONE));
+    }
+    if (reason == FIRN_REASON_NONE && truth == FIRN_REASON_NONE) {
+        compare_attachments(&restored, &model);
+    }
+    firn_restored_deinit(&model);
     firn_restored_deinit(&restored);
-    w->n_hits++;
 }
 
 static void do_find(world *w, bool exact)
@@ -149,9 +177,16 @@ static void do_find(world *w, bool exact)
     const firn_match match =
         exact ? firn_tier_find_exact(w->tier, tokens, n, ns) : firn_tier_find(w->tier, tokens, n, ns);
     if (!w->impl->evicts) {
-        assert_int_equal(match.prefix_len, expected.prefix_len);
+        /* The records of several stores together may hold a window that none of their rows held. */
+        if (match.prefix_len < expected.prefix_len) {
+            fail_msg("n %u: %u of %u matched tokens are usable; a row of one store covers %u", n, match.prefix_len,
+                     match.matched_len, expected.prefix_len);
+        }
+        assert_true(match.prefix_len == expected.prefix_len || w->fix.has_windows);
         assert_int_equal(match.matched_len, expected.matched_len);
-        assert_int_equal(match.handle != NULL, expected.handle != NULL);
+        assert_true(match.handle != NULL || expected.handle == NULL);
+        const bool is_lacking = match.prefix_len < match.matched_len && match.prefix_len < n - 1;
+        assert_true(exact || is_lacking == (match.reason == FIRN_REASON_FAMILY_MISSING));
     }
     if (match.diverged) {
         assert_int_not_equal(match.stored_token, tokens[match.matched_len]);
@@ -206,7 +241,8 @@ static void run(const implementation *impl)
     }
     firn_tier_stats stats;
     firn_tier_get_stats(w->tier, &stats);
-    assert_true(w->n_hits > 20);
+    print_message("%u hits of %u stores\n", w->n_hits, w->n_stores);
+    assert_true(w->n_hits > (impl->evicts && w->fix.has_states ? 4 : 20)); /* of few states that are still there */
     assert_true(!impl->evicts || w->n_evicted + stats.n_evicted > 0);
     firn_tier_destroy(w->tier);
     firn_tier_destroy(&w->model->tier);

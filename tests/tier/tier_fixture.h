@@ -14,10 +14,28 @@
 #include "firn/disk.h"
 #include "support/support.h"
 
-#define FIXTURE_LAYERS     2u
+#define FIXTURE_LAYERS_MAX 4u
 #define FIXTURE_TOKENS_MAX 4096u
+#define FIXTURE_CHUNK      37u
+#define FIXTURE_WINDOW     100u /* of the first window layer; a second one sees half of it */
+
+/* Which storage families the model's layers are of. */
+typedef enum fixture_schema {
+    FIXTURE_PLAIN,        /* plain, plain */
+    FIXTURE_WINDOWS,      /* window, plain, shorter window */
+    FIXTURE_STATES,       /* state, plain, blocks with a state */
+    FIXTURE_ALL,          /* window, state, plain */
+    FIXTURE_STATES_ONLY,  /* state, state: no token blocks at all */
+    FIXTURE_WINDOWS_ONLY, /* window */
+    FIXTURE_SCHEMAS
+} fixture_schema;
+
+static const char *const fixture_schema_names[FIXTURE_SCHEMAS] = {
+    "plain", "plain and windows", "plain and states", "plain, window and state", "states only", "a window only",
+};
 
 typedef struct fixture_options {
+    fixture_schema schema; /* default plain */
     const char *weights;   /* part of the identity; default "w1" */
     const char *tokenizer; /* default "t1" */
     firn_dtype dtype;      /* default f16 */
@@ -28,10 +46,26 @@ typedef struct fixture_options {
 typedef struct fixture {
     const firn_env *env;
     firn_pool *pool;
-    firn_cache_options layers[FIXTURE_LAYERS];
+    firn_cache_options layers[FIXTURE_LAYERS_MAX];
+    uint32_t n_layers;
+    bool has_states, has_windows;
     firn_identity *identity;
     firn_schema schema;
 } fixture;
+
+typedef struct fixture_layer {
+    const char *layout; /* NULL: no more layers */
+    uint32_t window;
+} fixture_layer;
+
+static const fixture_layer fixture_schemas[FIXTURE_SCHEMAS][FIXTURE_LAYERS_MAX] = {
+    [FIXTURE_PLAIN] = { { "kv:plain", 0 }, { "kv:plain", 0 } },
+    [FIXTURE_WINDOWS] = { { "kv:window", FIXTURE_WINDOW }, { "kv:plain", 0 }, { "kv:window", FIXTURE_WINDOW } },
+    [FIXTURE_STATES] = { { "test:state", 0 }, { "kv:plain", 0 }, { "test:both", 0 } },
+    [FIXTURE_ALL] = { { "kv:window", FIXTURE_WINDOW }, { "test:state", 0 }, { "kv:plain", 0 } },
+    [FIXTURE_STATES_ONLY] = { { "test:state", 0 }, { "test:state", 0 } },
+    [FIXTURE_WINDOWS_ONLY] = { { "kv:window", FIXTURE_WINDOW } },
+};
 
 static inline void fixture_init(fixture *fix, const firn_env *env, const fixture_options *options)
 {
@@ -46,11 +80,16 @@ static inline void fixture_init(fixture *fix, const firn_env *env, const fixture
     assert_ok(firn_identity_add(fix->identity, "weights", options->weights != NULL ? options->weights : "w1", NULL));
     assert_ok(
         firn_identity_add(fix->identity, "tokenizer", options->tokenizer != NULL ? options->tokenizer : "t1", NULL));
-    for (uint32_t i = 0; i < FIXTURE_LAYERS; i++) {
-        fix->layers[i] = (firn_cache_options){ .layout = "kv:plain",
-                                               .dtype = options->dtype != 0 ? options->dtype : FIRN_DTYPE_F16,
+    const fixture_layer *wanted = fixture_schemas[options->schema];
+    for (uint32_t i = 0; i < FIXTURE_LAYERS_MAX && wanted[i].layout != NULL; i++) {
+        const bool is_state = strncmp(wanted[i].layout, "test:", 5) == 0;
+        fix->layers[i] = (firn_cache_options){ .layout = wanted[i].layout,
+                                               .dtype = is_state            ? 0
+                                                        : options->dtype != 0 ? options->dtype
+                                                                              : FIRN_DTYPE_F16,
                                                .n_kv_heads = options->n_kv_heads != 0 ? options->n_kv_heads : 2,
                                                .head_dim = options->head_dim != 0 ? options->head_dim : 8,
+                                               .window = wanted[i].window,
                                                .kernel = "scalar" };
         firn_cache *cache;
         assert_ok(firn_cache_create(&fix->layers[i], fix->pool, env, &cache, NULL));
@@ -58,10 +97,13 @@ static inline void fixture_init(fixture *fix, const firn_env *env, const fixture
         (void)snprintf(name, sizeof name, "layer.%u", i);
         (void)snprintf(text, sizeof text, "%s", firn_cache_describe(cache));
         assert_ok(firn_identity_add(fix->identity, name, text, NULL));
+        fix->has_states = fix->has_states || is_state;
+        fix->has_windows = fix->has_windows || wanted[i].window > 0;
+        fix->n_layers = i + 1;
         firn_cache_destroy(cache);
     }
     fix->schema = (firn_schema){ .layers = fix->layers,
-                                 .n_layers = FIXTURE_LAYERS,
+                                 .n_layers = fix->n_layers,
                                  .identity = firn_identity_digest(fix->identity),
                                  .identity_text = firn_identity_text(fix->identity) };
 }
@@ -83,16 +125,17 @@ static inline uint64_t fixture_mix(uint64_t x)
     return x ^ (x >> 31);
 }
 
-/* One serial cache per layer; key and value of a position depend on all tokens up to it. */
+/* One serial cache per layer; key and value of a position depend on all tokens up to it. Appended in chunks, as an engine
+ * does, so that window layers let their old blocks go. */
 static inline void fixture_make_caches(const fixture *fix, const firn_token *tokens, uint32_t n_tokens,
-                                       firn_cache *caches[FIXTURE_LAYERS])
+                                       firn_cache *caches[FIXTURE_LAYERS_MAX])
 {
     const uint32_t width = fix->layers[0].n_kv_heads * fix->layers[0].head_dim;
     float *k = malloc(((size_t)n_tokens * width + 1) * sizeof *k);
     float *v = malloc(((size_t)n_tokens * width + 1) * sizeof *v);
     assert_non_null(k);
     assert_non_null(v);
-    for (uint32_t layer = 0; layer < FIXTURE_LAYERS; layer++) {
+    for (uint32_t layer = 0; layer < fix->n_layers; layer++) {
         uint64_t prefix = layer + 1;
         for (uint32_t i = 0; i < n_tokens; i++) {
             prefix = fixture_mix(prefix ^ tokens[i]);
@@ -104,16 +147,20 @@ static inline void fixture_make_caches(const fixture *fix, const firn_token *tok
         }
         assert_ok(firn_cache_create(&fix->layers[layer], fix->pool, fix->env, &caches[layer], NULL));
         assert_ok(firn_cache_add_row(caches[layer], NULL));
-        const firn_append_input input = { .k = k, .v = v };
-        assert_ok(firn_cache_append(caches[layer], &input, &n_tokens, NULL, NULL));
+        for (uint32_t at = 0; at < n_tokens; at += FIXTURE_CHUNK) {
+            const uint32_t n = n_tokens - at < FIXTURE_CHUNK ? n_tokens - at : FIXTURE_CHUNK;
+            const firn_append_input input = { .k = k + (size_t)at * width, .v = v + (size_t)at * width };
+            assert_ok(firn_cache_append(caches[layer], &input, &n, NULL, NULL));
+        }
+        firn_cache_settle(caches[layer]);
     }
     free(k);
     free(v);
 }
 
-static inline void fixture_destroy_caches(firn_cache *caches[FIXTURE_LAYERS])
+static inline void fixture_destroy_caches(firn_cache *caches[FIXTURE_LAYERS_MAX])
 {
-    for (uint32_t layer = 0; layer < FIXTURE_LAYERS; layer++) {
+    for (uint32_t layer = 0; layer < FIXTURE_LAYERS_MAX; layer++) {
         firn_cache_destroy(caches[layer]);
         caches[layer] = NULL;
     }
@@ -123,16 +170,16 @@ static inline bool fixture_store_with(const fixture *fix, firn_tier *tier, const
                                       uint32_t n_tokens, const firn_attachment *attachments, uint32_t n_attachments,
                                       firn_reason *reason)
 {
-    firn_cache *caches[FIXTURE_LAYERS];
-    const firn_cache *borrowed[FIXTURE_LAYERS];
+    firn_cache *caches[FIXTURE_LAYERS_MAX] = { NULL };
+    const firn_cache *borrowed[FIXTURE_LAYERS_MAX];
     fixture_make_caches(fix, tokens, n_tokens, caches);
-    for (uint32_t i = 0; i < FIXTURE_LAYERS; i++) {
+    for (uint32_t i = 0; i < fix->n_layers; i++) {
         borrowed[i] = caches[i];
     }
     const firn_store_input input = { .tokens = tokens,
                                      .n_tokens = n_tokens,
                                      .caches = borrowed,
-                                     .n_caches = FIXTURE_LAYERS,
+                                     .n_caches = fix->n_layers,
                                      .ns = ns,
                                      .attachments = attachments,
                                      .n_attachments = n_attachments };
@@ -150,29 +197,48 @@ static inline firn_reason fixture_store(const fixture *fix, firn_tier *tier, con
     return reason;
 }
 
-/* Whether `cache` holds bit for bit what `expected` holds: whole blocks as memory, the rest through the dense view. */
+/* Whether two blocks of the layer have the same bits in their first n tokens. The tokens of a plane lie along the last
+ * axis of keys, the middle one of values, the first one of the lanes of test:both. */
+static inline bool fixture_lanes_equal(const firn_cache *cache, const firn_block *a, const firn_block *b, uint32_t n)
+{
+    firn_plane planes[FIRN_CACHE_PLANES_MAX];
+    const uint32_t n_planes = firn_cache_planes(cache, planes);
+    for (uint32_t p = 0; p < n_planes; p++) {
+        const firn_plane *plane = &planes[p];
+        const uint32_t axis = strcmp(plane->name, "k") == 0 ? 2 : strcmp(plane->name, "v") == 0 ? 1 : 0;
+        size_t n_outer = 1, n_inner_bytes = firn_dtype_bytes(plane->dtype);
+        for (uint32_t d = 0; d < plane->n_dims; d++) {
+            n_outer *= d < axis ? plane->shape[d] : 1;
+            n_inner_bytes *= d > axis ? plane->shape[d] : 1;
+        }
+        assert_int_equal(plane->shape[axis], FIRN_BLOCK_TOKENS);
+        for (size_t o = 0; o < n_outer; o++) {
+            const size_t offset = plane->offset_bytes + o * FIRN_BLOCK_TOKENS * n_inner_bytes;
+            if (memcmp(firn_block_data(a) + offset, firn_block_data(b) + offset, n * n_inner_bytes) != 0) {
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+/* Whether `cache` holds bit for bit what `expected` holds: states and whole blocks as memory, a last block as far as it
+ * has tokens. */
 static inline bool fixture_cache_equal(const firn_cache *cache, const firn_cache *expected)
 {
     const firn_row_view a = firn_cache_view_row(cache, 0), b = firn_cache_view_row(expected, 0);
-    if (a.n_tokens != b.n_tokens || a.n_blocks != b.n_blocks) {
+    if (a.n_tokens != b.n_tokens || a.first_block != b.first_block || a.n_blocks != b.n_blocks ||
+        (a.fixed != NULL) != (b.fixed != NULL)) {
         return false;
     }
-    for (uint32_t i = 0; i < a.n_tokens / FIRN_BLOCK_TOKENS; i++) {
-        if (memcmp(firn_block_data(a.blocks[i]), firn_block_data(b.blocks[i]), firn_block_bytes(b.blocks[i])) != 0) {
-            return false;
-        }
-    }
-    firn_tensor ta[FIRN_CACHE_STATE_TENSORS_MAX], tb[FIRN_CACHE_STATE_TENSORS_MAX];
-    uint32_t n_a = 0, n_b = 0;
-    assert_ok(firn_cache_state(cache, ta, &n_a, NULL));
-    assert_ok(firn_cache_state(expected, tb, &n_b, NULL));
-    bool equal = n_a == n_b;
-    for (uint32_t t = 0; t < n_a; t++) {
-        equal = equal && ta[t].n_bytes == tb[t].n_bytes && memcmp(ta[t].data, tb[t].data, ta[t].n_bytes) == 0;
-        firn_tensor_deinit(&ta[t]);
-    }
-    for (uint32_t t = 0; t < n_b; t++) {
-        firn_tensor_deinit(&tb[t]);
+    bool equal = a.fixed == NULL ||
+                 memcmp(firn_block_data(a.fixed), firn_block_data(b.fixed), firn_block_bytes(b.fixed)) == 0;
+    for (uint32_t i = 0; i < a.n_blocks && equal; i++) {
+        const uint32_t n = a.n_tokens - (a.first_block + i) * FIRN_BLOCK_TOKENS;
+        equal = n >= FIRN_BLOCK_TOKENS
+                    ? memcmp(firn_block_data(a.blocks[i]), firn_block_data(b.blocks[i]),
+                             firn_block_bytes(b.blocks[i])) == 0
+                    : fixture_lanes_equal(cache, a.blocks[i], b.blocks[i], n);
     }
     return equal;
 }
@@ -182,11 +248,11 @@ static inline void fixture_assert_state(const fixture *fix, const firn_restored 
                                         uint32_t n_tokens)
 {
     assert_int_equal(restored->n_tokens, n_tokens);
-    assert_int_equal(restored->n_caches, FIXTURE_LAYERS);
+    assert_int_equal(restored->n_caches, fix->n_layers);
     assert_memory_equal(restored->tokens, tokens, n_tokens * sizeof *tokens);
-    firn_cache *expected[FIXTURE_LAYERS];
+    firn_cache *expected[FIXTURE_LAYERS_MAX] = { NULL };
     fixture_make_caches(fix, tokens, n_tokens, expected);
-    for (uint32_t layer = 0; layer < FIXTURE_LAYERS; layer++) {
+    for (uint32_t layer = 0; layer < fix->n_layers; layer++) {
         firn_cache_check(restored->caches[layer]);
         assert_int_equal(firn_cache_batch_size(restored->caches[layer]), 1);
         assert_int_equal(firn_cache_row_tokens(restored->caches[layer], 0), n_tokens);

@@ -297,6 +297,12 @@ static void destroy(firn_tier *tier)
     assert(disk->handles == NULL); /* all handles were released before */
     firni_volume_close(disk->volume);
     firni_plan_deinit(&disk->plan);
+    firni_families_deinit(&disk->families);
+    for (uint32_t i = 0; i < disk->n_shapes; i++) {
+        firn_cache_destroy(disk->shapes[i]);
+    }
+    firni_free(disk->env, disk->shapes);
+    firni_free(disk->env, disk->condemned);
     (void)pthread_mutex_destroy(&disk->writer);
     (void)pthread_mutex_destroy(&disk->mutex);
     firni_free(disk->env, disk->dir);
@@ -359,6 +365,27 @@ static firn_status fit_budget(firni_disk *disk, firn_error *err)
     return FIRN_OK;
 }
 
+/* What the layers keep: an empty cache of each is asked, and stays to be asked again. */
+static firn_status learn_schema(firni_disk *disk, firn_error *err)
+{
+    const firn_schema *schema = disk->options.schema;
+    firn_status status = FIRN_OK;
+    disk->shapes = firni_calloc(disk->env, schema->n_layers, sizeof(firn_cache *));
+    if (disk->shapes == NULL && schema->n_layers > 0) {
+        return firni_fail(err, FIRN_ERR_NO_MEMORY, "no memory for a disk tier of %u layers", schema->n_layers);
+    }
+    for (; disk->n_shapes < schema->n_layers; disk->n_shapes++) {
+        status = firn_cache_create(&schema->layers[disk->n_shapes], disk->options.pool, disk->env,
+                                   &disk->shapes[disk->n_shapes], err);
+        if (status != FIRN_OK) {
+            return status;
+        }
+    }
+    const firn_cache *const *layers = (const firn_cache *const *)disk->shapes;
+    status = firni_families_init(&disk->families, layers, disk->n_shapes, disk->env, err);
+    return status == FIRN_OK ? firni_plan_init(schema, layers, disk->env, &disk->plan, err) : status;
+}
+
 firn_status firn_disk_open(const firn_disk_options *options, const firn_env *env, firn_tier **out, firn_error *err)
 {
     *out = NULL;
@@ -382,7 +409,7 @@ firn_status firn_disk_open(const firn_disk_options *options, const firn_env *env
     if (disk->dir == NULL) {
         status = firni_fail(err, FIRN_ERR_NO_MEMORY, "no memory for a disk tier");
     } else if (options->schema != NULL) {
-        status = firni_plan_init(options->schema, options->pool, env, &disk->plan, err);
+        status = learn_schema(disk, err);
     }
     if (status == FIRN_OK) {
         status = attach(disk, !options->read_only, err);

@@ -62,10 +62,27 @@ static firn_status collect(audit *job, firni_which which)
         firn_token tokens[FIRN_BLOCK_TOKENS];
         const uint32_t n_tokens = firni_key_tokens(&key, tokens);
         const firn_digest parent = firni_key_parent(&key);
-        const firn_digest digest = which == FIRNI_OBJECTS ? firni_chain_object(&parent, tokens, n_tokens)
-                                                          : firn_chain_extend(&parent, tokens, n_tokens);
+        const firn_digest digest = firni_chain_record(entry.kind, &parent, tokens, n_tokens);
         if (n_tokens != entry.n_tokens || !firni_digest_equal(&digest, &entry.digest)) {
             return fail(job, "an entry's digest is not that of its key", entry.place.offset);
+        }
+    }
+    return code == MDB_NOTFOUND ? FIRN_OK : fail(job, "the index cannot be read", job->n);
+}
+
+/* A checkpoint lies on a record of the chain: it begins with the checkpoint's tokens. */
+static firn_status check_checkpoints(const audit *job)
+{
+    firni_key key = { .which = FIRNI_CHECKPOINTS };
+    firni_entry entry, record;
+    firni_code code;
+    while ((code = firni_index_next(&job->volume->index, job->txn, &key, &entry)) == 0) {
+        firni_key cover = key;
+        cover.which = FIRNI_RECORDS;
+        if (firni_index_get(&job->volume->index, job->txn, &cover, &record) != 0 &&
+            (firni_index_next(&job->volume->index, job->txn, &cover, &record) != 0 || cover.n_bytes < key.n_bytes ||
+             memcmp(cover.bytes, key.bytes, key.n_bytes) != 0)) {
+            return fail(job, "a checkpoint has lost the record it lies on", entry.first_token + entry.n_tokens);
         }
     }
     return code == MDB_NOTFOUND ? FIRN_OK : fail(job, "the index cannot be read", job->n);
@@ -217,11 +234,11 @@ firn_status firn_disk_check(firn_tier *tier, firn_error *err)
     if (firni_index_begin(&job.volume->index, true, &job.txn) != 0) {
         status = fail(&job, "the index cannot be read", 0);
     }
-    if (status == FIRN_OK) {
-        status = collect(&job, FIRNI_RECORDS);
+    for (unsigned which = FIRNI_RECORDS; which <= FIRNI_WHICH_LAST && status == FIRN_OK; which++) {
+        status = collect(&job, (firni_which)which);
     }
     if (status == FIRN_OK) {
-        status = collect(&job, FIRNI_OBJECTS);
+        status = check_checkpoints(&job);
     }
     static int (*const orders[])(const void *a, const void *b) = { by_digest, by_place, by_root };
     static firn_status (*const rules[])(const audit *job) = { check_parents, check_places, check_roots };

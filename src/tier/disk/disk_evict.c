@@ -1,13 +1,16 @@
 /*
  * Room: eviction, expiry, and the upkeep of what lookups and reads left to be written down.
  *
- * The victim is the entry with the lowest stamp that is not pinned and has no children. A use of a chain gives its root
- * the highest stamp, so in the order of stamps a child always comes before its parent, and tails go before heads:
+ * The victim is the entry with the lowest stamp that is not pinned and that nothing depends on: it has no children, and
+ * no checkpoint lies on it alone. A use of a chain gives its root the highest stamp and its checkpoint one below all
+ * records, so in the order of stamps a child always comes before its parent, and tails go before heads:
  *
  *      use 1 of A-B-C    stamps  A 13  B 12  C 11
  *      use 2 of A-B-D    stamps  A 23  B 22  D 21        victims in order: C (11), D (21), B (22), A (23)
  *
- * The check for children is there all the same: recency that was lost with a killed process must cost hits, never leave
+ * Checkpoints that later ones of a conversation superseded are not used any more, and so leave early by themselves.
+ *
+ * The check for dependants is there all the same: recency that was lost with a killed process must cost hits, never leave
  * a record without its parent.
  *
  * The budget holds at every step: before bytes are written, room is made for
@@ -31,12 +34,34 @@
 
 /* ---- condemned --------------------------------------------------------------------------------------------------- */
 
+/* Allocates outside of the mutex: the writer alone adds to the list, so its length cannot grow meanwhile. */
+bool firni_disk_reserve_condemned(firni_disk *disk, uint32_t n)
+{
+    if (n <= disk->n_condemned_max) {
+        return true;
+    }
+    firn_digest *grown = firni_calloc(disk->env, n, sizeof *grown);
+    if (grown == NULL) {
+        return false;
+    }
+    pthread_mutex_lock(&disk->mutex);
+    firn_digest *old = disk->condemned;
+    if (disk->n_condemned > 0) {
+        memcpy(grown, old, disk->n_condemned * sizeof *grown);
+    }
+    disk->condemned = grown;
+    disk->n_condemned_max = n;
+    pthread_mutex_unlock(&disk->mutex);
+    firni_free(disk->env, old);
+    return true;
+}
+
 /* Asking for pins and condemning are one step under the mutex. Between two steps a lookup could pin what is about to
  * go. */
-bool firni_disk_condemn(firni_disk *disk, const firni_key *key, const firni_entry *entry)
+bool firni_disk_condemn(firni_disk *disk, const firni_entry *entry, const firn_tier_handle *own)
 {
     pthread_mutex_lock(&disk->mutex);
-    const bool may_go = disk->n_condemned < FIRNI_EVICT_BATCH && !firni_disk_is_pinned_locked(disk, entry, key);
+    const bool may_go = disk->n_condemned < disk->n_condemned_max && !firni_disk_is_pinned_locked(disk, entry, own);
     if (may_go) {
         disk->condemned[disk->n_condemned++] = entry->digest;
     }
@@ -95,7 +120,10 @@ static firni_code choose(batch *job)
         if (key.which == FIRNI_RECORDS) {
             code = firni_index_has_children(index, job->txn, &entry.digest, &has_children);
         }
-        if (code == 0 && !has_children && firni_disk_condemn(job->disk, &key, &entry)) {
+        if (code == 0 && key.which == FIRNI_RECORDS && !has_children) {
+            code = firni_index_has_checkpoint(index, job->txn, &key, &has_children);
+        }
+        if (code == 0 && !has_children && firni_disk_condemn(job->disk, &entry, NULL)) {
             code = firni_index_remove(index, job->txn, &key, &entry);
             job->victims[job->n_victims++] = entry.place;
             job->n_bytes += entry.place.n_bytes;
@@ -127,7 +155,8 @@ static firni_code drop_emptied(batch *job)
 static firni_code evict_batch(batch *job)
 {
     firni_volume *volume = job->volume;
-    if (!firni_volume_reserve_holes(volume, FIRNI_EVICT_BATCH)) {
+    if (!firni_volume_reserve_holes(volume, FIRNI_EVICT_BATCH) ||
+        !firni_disk_reserve_condemned(job->disk, FIRNI_EVICT_BATCH)) {
         return ENOMEM;
     }
     firni_code code = firni_index_begin(&volume->index, false, &job->txn);
@@ -246,7 +275,7 @@ static void take_notes(firni_disk *disk, note_list *out)
     pthread_mutex_unlock(&disk->mutex);
     out->n_changed = out->n_suspects;
     for (uint32_t i = 0; i < out->n_touches; i++) {
-        out->n_changed += out->touches[i].handle->n_records + 1;
+        out->n_changed += out->touches[i].handle->n_records + 2;
     }
 }
 
@@ -272,9 +301,12 @@ static firni_code write_touches(const firni_index *index, MDB_txn *txn, const no
         if (handle->has_object) {
             code = touch_one(index, txn, &handle->object_key, &handle->object, touch->stamp);
         }
+        if (handle->has_checkpoint && code == 0) {
+            code = touch_one(index, txn, &handle->checkpoint_key, &handle->checkpoint, touch->stamp + 1);
+        }
         for (uint32_t i = 0; i < handle->n_records && code == 0; i++) {
             const firni_key key = firni_handle_key(handle, i);
-            code = touch_one(index, txn, &key, &handle->entries[i], touch->stamp + handle->n_records - i);
+            code = touch_one(index, txn, &key, &handle->entries[i], touch->stamp + 1 + handle->n_records - i);
         }
     }
     return code;

@@ -86,17 +86,10 @@ bool firni_place_equal(const firni_place *a, const firni_place *b)
     return a->segment == b->segment && a->offset == b->offset;
 }
 
-bool firni_disk_is_pinned_locked(const firni_disk *disk, const firni_entry *entry, const firni_key *key)
+bool firni_disk_is_pinned_locked(const firni_disk *disk, const firni_entry *entry, const firn_tier_handle *own)
 {
-    const uint32_t record = entry->first_token / FIRN_BLOCK_TOKENS;
     for (const firn_tier_handle *handle = disk->handles; handle != NULL; handle = handle->next) {
-        const firni_entry *own = NULL;
-        if (key->which == FIRNI_OBJECTS) {
-            own = handle->has_object ? &handle->object : NULL;
-        } else if (record < handle->n_records) {
-            own = &handle->entries[record];
-        }
-        if (own != NULL && firni_digest_equal(&own->digest, &entry->digest)) {
+        if (handle != own && firni_handle_names(handle, entry) != NULL) {
             return true;
         }
     }
@@ -114,28 +107,17 @@ void firni_disk_release(firn_tier *tier, firn_tier_handle *handle)
 
 /* ---- promising --------------------------------------------------------------------------------------------------- */
 
-/* Cuts the handle to its first n records. */
-static void cut_records(firn_tier_handle *handle, uint32_t n_records, firn_reason reason, firn_match *match)
-{
-    handle->n_records = n_records;
-    handle->has_object = false;
-    match->matched_len = n_records * FIRN_BLOCK_TOKENS;
-    match->prefix_len = match->matched_len;
-    match->reason = reason;
-    match->diverged = false;
-}
-
 /* Notes one use of the chain. When the list is full the use is forgotten: recency is a hint, and the worker has been
  * woken long before. */
 static void add_touch_locked(firni_disk *disk, firn_tier_handle *handle, firn_tier_handle **dropped)
 {
-    const uint64_t stamp = firni_disk_take_stamps(disk, handle->n_records + 1);
+    const uint64_t stamp = firni_disk_take_stamps(disk, handle->n_records + 2);
     for (uint32_t i = 0; i < disk->n_touches; i++) {
         firni_touch *touch = &disk->touches[i];
         if (touch->handle->n_records == handle->n_records && handle->n_records > 0 &&
             touch->handle->has_object == handle->has_object &&
-            firni_digest_equal(&touch->handle->entries[handle->n_records - 1].digest,
-                               &handle->entries[handle->n_records - 1].digest)) {
+            (!handle->has_checkpoint || firni_handle_names(touch->handle, &handle->checkpoint) != NULL) &&
+            firni_handle_names(touch->handle, &handle->entries[handle->n_records - 1]) != NULL) {
             /* The same chain again: the later use counts, at the end, where the order of stamps wants it. */
             *dropped = touch->handle;
             memmove(touch, touch + 1, (disk->n_touches - i - 1) * sizeof *touch);
@@ -162,30 +144,19 @@ void firni_handle_note_use(firni_disk *disk, firn_tier_handle *handle)
     }
 }
 
-bool firni_handle_promise(firni_disk *disk, firn_tier_handle *handle, uint64_t epoch, firn_match *match)
+bool firni_handle_promise(firni_disk *disk, firn_tier_handle *handle, uint64_t epoch)
 {
     firn_tier_handle *dropped = NULL;
     bool wake = false;
+    firn_reason ignored;
     pthread_mutex_lock(&disk->mutex);
-    const bool is_current = disk->epoch == epoch;
-    for (uint32_t c = 0; is_current && c < disk->n_condemned; c++) {
-        for (uint32_t i = 0; i < handle->n_records; i++) {
-            if (firni_digest_equal(&handle->entries[i].digest, &disk->condemned[c])) {
-                cut_records(handle, i, FIRN_REASON_GONE, match);
-            }
-        }
-        handle->has_object = handle->has_object && !firni_digest_equal(&handle->object.digest, &disk->condemned[c]);
+    bool is_good = disk->epoch == epoch;
+    for (uint32_t i = 0; is_good && i < handle->n_records; i++) {
+        is_good = firni_disk_may_promise_locked(disk, &handle->entries[i], &ignored);
     }
-    for (uint32_t s = 0; is_current && s < disk->n_suspects; s++) {
-        const firni_place *place = &disk->suspects[s].place;
-        for (uint32_t i = 0; i < handle->n_records; i++) {
-            if (firni_place_equal(&handle->entries[i].place, place)) {
-                cut_records(handle, i, FIRN_REASON_CORRUPT, match);
-            }
-        }
-        handle->has_object = handle->has_object && !firni_place_equal(&handle->object.place, place);
-    }
-    if (is_current && (handle->n_records > 0 || handle->has_object)) {
+    is_good = is_good && (!handle->has_checkpoint || firni_disk_may_promise_locked(disk, &handle->checkpoint, &ignored));
+    handle->has_object = handle->has_object && firni_disk_may_promise_locked(disk, &handle->object, &ignored);
+    if (is_good && (handle->n_records > 0 || handle->has_object)) {
         firni_handle_pin_locked(disk, handle);
         if (!disk->options.read_only) {
             add_touch_locked(disk, handle, &dropped);
@@ -197,5 +168,5 @@ bool firni_handle_promise(firni_disk *disk, firn_tier_handle *handle, uint64_t e
     if (wake) {
         firni_worker_wake(disk->worker);
     }
-    return is_current;
+    return is_good;
 }

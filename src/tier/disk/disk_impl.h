@@ -5,11 +5,12 @@
  *      volume.c        the attached directory: marker, lock, recovery            disk_handle.c   pins and touches
  *      holes.c         ranges on their way back to the file system               disk_restore.c  handle -> caches
  *      segment.c       segment files: append, punch, physical bytes              disk_object.c   attachments
- *      index.c         LMDB: environment, transactions, segments, holes          disk_store.c    caches -> records
- *      index_entry.c   LMDB: records, objects, recency                           disk_write.c    records -> files
- *      index_root.c    LMDB: namespaces and identities                           disk_evict.c    room, expiry, upkeep
- *      disk_inspect.c  visit and verify                                          disk_check.c    the books, audited
- *      disk_worker.c   the threads of asynchronous restores: one reads, one watches deadlines
+ *      index.c         LMDB: environment, transactions, segments, holes          disk_delta.c    caches -> what is new
+ *      index_entry.c   LMDB: records, objects, checkpoints, recency              disk_store.c    what is new -> named
+ *      index_root.c    LMDB: namespaces and identities                           disk_write.c    records -> files
+ *      disk_inspect.c  visit and verify                                          disk_evict.c    room, expiry, upkeep
+ *      disk_worker.c   the threads of asynchronous restores                      disk_check.c    the books, audited
+ *      disk_path.c     what of a path is usable
  *
  * How a record becomes visible (disk_store.c): bytes appended, synced, then named by one index transaction. How it goes
  * (disk_evict.c): unnamed by one index transaction that also logs its range as a hole, then punched, then the log
@@ -36,6 +37,7 @@
 #include "base/base_impl.h"
 #include "firn/disk.h"
 #include "record/record_impl.h"
+#include "tier/usable_impl.h"
 
 #define FIRNI_DISK_MARKER        "firn disk tier, format 1\n"
 #define FIRNI_DISK_INDEX_VERSION 1u
@@ -105,7 +107,10 @@ uint32_t firni_segment_id_of(const char *name);
 
 /* ---- index.c, index_entry.c, index_root.c ------------------------------------------------------------------------ */
 
-typedef enum firni_which { FIRNI_RECORDS = 1, FIRNI_OBJECTS = 2 } firni_which; /* persisted in the recency table */
+/* Tables of entries; persisted in the recency table. */
+typedef enum firni_which { FIRNI_RECORDS = 1, FIRNI_OBJECTS = 2, FIRNI_CHECKPOINTS = 3 } firni_which;
+
+#define FIRNI_WHICH_LAST FIRNI_CHECKPOINTS
 
 /* Key of a record: parent digest, then its tokens big-endian, so that the children of a parent are ordered by their
  * tokens and the best partial match is a neighbour of the wanted key. */
@@ -119,6 +124,8 @@ typedef struct firni_entry {
     firni_record_kind kind;
     bool is_quarantined;
     uint32_t first_token, n_tokens;
+    uint32_t reusable_from;  /* no shorter prefix can be resumed from this record's state */
+    uint16_t n_full, n_window, n_fixed; /* layers of each family whose state the record holds */
     firni_place place;
     uint64_t created_wall_ns;
     uint64_t stamp;          /* recency: wall time of the last use, made unique */
@@ -127,7 +134,7 @@ typedef struct firni_entry {
 
 typedef struct firni_index {
     MDB_env *env;
-    MDB_dbi meta, records, objects, recency, segments, holes, roots, identities, texts;
+    MDB_dbi meta, records, objects, checkpoints, recency, segments, holes, roots, identities, texts;
 } firni_index;
 
 typedef struct firni_segment_info {
@@ -167,8 +174,14 @@ firni_code firni_index_remove(const firni_index *index, MDB_txn *txn, const firn
 firni_code firni_index_touch(const firni_index *index, MDB_txn *txn, const firni_key *key, firni_entry *entry,
                              uint64_t stamp);
 firni_code firni_index_quarantine(const firni_index *index, MDB_txn *txn, const firni_key *key, firni_entry *entry);
-/* Whether any record or object is the child of this digest. */
+/* Whether any entry is the child of this digest. */
 firni_code firni_index_has_children(const firni_index *index, MDB_txn *txn, const firn_digest *digest, bool *out);
+/* The longest key of the table, among the children of wanted's parent, whose tokens `wanted` begins with: of at most
+ * n_tokens tokens. MDB_NOTFOUND when there is none. */
+firni_code firni_index_prefix(const firni_index *index, MDB_txn *txn, firni_which which, const firni_key *wanted,
+                              uint32_t n_tokens, firni_key *key, firni_entry *entry);
+/* Whether a checkpoint lies on this record that lies on no other: on records that begin with its tokens. */
+firni_code firni_index_has_checkpoint(const firni_index *index, MDB_txn *txn, const firni_key *record, bool *out);
 /* The least recently used entry with a stamp of at least stamp_min; MDB_NOTFOUND when there is none. */
 firni_code firni_index_oldest(const firni_index *index, MDB_txn *txn, uint64_t stamp_min, firni_key *key,
                               firni_entry *entry);
@@ -268,14 +281,16 @@ struct firn_tier_handle {
     firni_entry *entries;        /* [n_records]: blocks, the last may be a tail */
     firn_token *tokens;          /* of all records: beyond prefix_len where the last one is longer */
     firn_digest root, ns;
-    bool has_object;
+    bool has_object, has_checkpoint;
     firni_entry object;          /* attachments at prefix_len */
     firni_key object_key;
+    firni_entry checkpoint;      /* states at prefix_len; there in each handle of a schema with fixed layers */
+    firni_key checkpoint_key;
 };
 
 typedef struct firni_touch {
     firn_tier_handle *handle;    /* one reference */
-    uint64_t stamp;              /* of its last record; the one before gets one more, and so on to the root */
+    uint64_t stamp;              /* of its object; its checkpoint gets one more, and so on from tail to root */
 } firni_touch;
 
 typedef struct firni_suspect {
@@ -290,7 +305,10 @@ struct firni_disk {
     const firn_env *env;
     char *dir;
     firn_disk_options options;   /* defaults filled in; dir is the copy above */
-    firni_plan plan;             /* zeroed without a schema */
+    firni_plan plan;             /* zeroed without a schema, as the next three */
+    firni_families families;
+    firn_cache **shapes;         /* an empty cache of each layer; constant after open */
+    uint32_t n_shapes;
     pthread_mutex_t writer;
     pthread_mutex_t mutex;
     /* Guarded by mutex from here on. */
@@ -303,8 +321,8 @@ struct firni_disk {
     uint32_t n_touches;
     firni_suspect suspects[FIRNI_SUSPECTS_MAX];
     uint32_t n_suspects;
-    firn_digest condemned[FIRNI_EVICT_BATCH];
-    uint32_t n_condemned;
+    firn_digest *condemned;      /* grown by the writer alone */
+    uint32_t n_condemned, n_condemned_max;
     uint64_t epoch;
     uint64_t stamp_last;
     firn_tier_stats stats;
@@ -338,12 +356,39 @@ void firni_handle_unref(firn_tier_handle *handle);
 void firni_handle_pin_locked(firni_disk *disk, firn_tier_handle *handle);   /* mutex held */
 void firni_handle_unpin_locked(firni_disk *disk, firn_tier_handle *handle); /* mutex held */
 firni_key firni_handle_key(const firn_tier_handle *handle, uint32_t record);
-bool firni_disk_is_pinned_locked(const firni_disk *disk, const firni_entry *entry, const firni_key *key);
+/* By any handle but `own`; mutex held. */
+bool firni_disk_is_pinned_locked(const firni_disk *disk, const firni_entry *entry, const firn_tier_handle *own);
 bool firni_place_equal(const firni_place *a, const firni_place *b);
-/* Cuts what may not be promised (condemned, suspect) off handle and match, pins the rest and notes its use. False: the
- * index changed since `epoch`; look up again. */
-bool firni_handle_promise(firni_disk *disk, firn_tier_handle *handle, uint64_t epoch, firn_match *match);
+/* Pins what the handle names and notes its use. False: the index changed since `epoch`, or something of it may not be
+ * promised any more (condemned, suspect); look up again. */
+bool firni_handle_promise(firni_disk *disk, firn_tier_handle *handle, uint64_t epoch);
 void firni_handle_note_use(firni_disk *disk, firn_tier_handle *handle);
+
+/* ---- disk_path.c ------------------------------------------------------------------------------------------------- */
+
+/* The handle's own entry for this record, checkpoint or object; NULL: it names another one, or none. */
+const firni_entry *firni_handle_names(const firn_tier_handle *handle, const firni_entry *entry);
+/* Whether an entry may be promised now; if not, why: GONE (condemned) or CORRUPT (suspect). Mutex held. */
+bool firni_disk_may_promise_locked(const firni_disk *disk, const firni_entry *entry, firn_reason *obstacle);
+/* The same, and whether it is neither quarantined nor expired. */
+bool firni_disk_may_serve(firni_disk *disk, const firni_entry *entry, firn_reason *obstacle);
+/* The key of the checkpoint at n > 0 tokens, which the handle's records cover. */
+firni_key firni_checkpoint_key(const firn_tier_handle *handle, uint32_t n_tokens);
+
+/* A handle's records, as far as they are known, and where to look for the checkpoints on them. */
+typedef struct firni_path {
+    firni_disk *disk;
+    const firni_index *index;
+    MDB_txn *txn;             /* needed only with fixed layers */
+    firn_tier_handle *handle;
+    firn_reason obstacle;     /* why a checkpoint on the path may not be served */
+    firni_code code;          /* what went wrong reading the index */
+} firni_path;
+
+/* The largest n <= n_max that can be resumed on the first n_records records of the handle. Check path->code. */
+uint32_t firni_path_usable(firni_path *path, uint32_t n_records, uint32_t n_max);
+/* The checkpoint at n tokens: MDB_NOTFOUND when there is none that may be served. */
+firni_code firni_path_checkpoint(firni_path *path, uint32_t n_tokens, firni_key *key, firni_entry *entry);
 
 /* ---- disk_restore.c, disk_object.c, disk_worker.c ---------------------------------------------------------------- */
 
@@ -378,11 +423,12 @@ bool firni_disk_store(firn_tier *tier, const firn_store_input *input, firn_reaso
 typedef struct firni_pending {
     firni_key key;
     firni_entry entry;           /* place is filled in by the write; n_bytes 0: not attempted yet */
+    firni_form_id form;          /* not of an object */
     const firn_token *tokens;    /* [entry.n_tokens] */
     firn_digest parent;
-    bool replaces;               /* an entry with this key is there: quarantined, or an object */
+    bool replaces;               /* an entry with this key is there: quarantined, bare, or an object */
     firni_entry old;
-    uint32_t n_known_tokens;     /* of its tokens, stored before in another record */
+    uint64_t n_known_bytes;      /* of its bytes, stored before in another record */
 } firni_pending;
 
 /* An upper bound of an object record's bytes. */
@@ -392,8 +438,8 @@ firni_code firni_object_plan(const firni_disk *disk, const firni_volume *volume,
                              const firn_tier_handle *handle, uint32_t n_tokens, firni_pending *out);
 firni_key firni_object_key(const firn_tier_handle *handle, uint32_t n_tokens);
 
-/* writer held, all that follow. Writes block and tail records from the memory of the rows' blocks; fills in places.
- * What was attempted has a place with n_bytes > 0, also on failure. */
+/* writer held, all that follow. Writes records of every kind but objects from the memory of the rows' blocks; fills in
+ * places. What was attempted has a place with n_bytes > 0, also on failure. */
 firni_code firni_disk_write_blocks(firni_disk *disk, firni_volume *volume, firni_pending *pending, uint32_t n_pending,
                                    const firn_row_view *views, const firn_digest *ns);
 /* Writes the object record of these attachments. */
@@ -407,8 +453,10 @@ firni_code firni_disk_sync_written(firni_disk *disk, firni_volume *volume, const
 firn_reason firni_disk_make_room(firni_disk *disk, firni_volume *volume, uint64_t n_bytes, uint32_t n_records);
 /* Writes touches and suspects to the index, and evicts what expired. */
 firn_reason firni_disk_upkeep(firni_disk *disk, firni_volume *volume);
-/* Condemns an entry unless it is pinned or too many are condemned already. */
-bool firni_disk_condemn(firni_disk *disk, const firni_key *key, const firni_entry *entry);
+/* Makes room for n entries to be condemned at once. False without memory. */
+bool firni_disk_reserve_condemned(firni_disk *disk, uint32_t n);
+/* Condemns an entry unless it is pinned by another handle than `own` (NULL: by any), or there is no room reserved. */
+bool firni_disk_condemn(firni_disk *disk, const firni_entry *entry, const firn_tier_handle *own);
 /* After a commit or an abort of what was condemned. */
 void firni_disk_absolve(firni_disk *disk, bool committed);
 

@@ -28,15 +28,15 @@ static firni_volume *enter(firni_disk *disk, firn_status *status, firn_error *er
     return volume;
 }
 
-/* The entry after *key over both tables: records first, then objects. */
+/* The entry after *key over all tables, one after the other. */
 static firni_code next_entry(const firni_index *index, firni_key *key, firni_entry *entry)
 {
     MDB_txn *txn = NULL;
     firni_code code = firni_index_begin(index, true, &txn);
     if (code == 0) {
         code = firni_index_next(index, txn, key, entry);
-        if (code == MDB_NOTFOUND && key->which == FIRNI_RECORDS) {
-            *key = (firni_key){ .which = FIRNI_OBJECTS };
+        while (code == MDB_NOTFOUND && key->which < FIRNI_WHICH_LAST) {
+            *key = (firni_key){ .which = (firni_which)(key->which + 1) };
             code = firni_index_next(index, txn, key, entry);
         }
     }
@@ -86,6 +86,15 @@ static bool is_suspect(firni_disk *disk, const firni_entry *entry)
     return found;
 }
 
+static firn_disk_kind kind_of(const firni_entry *entry)
+{
+    switch (entry->kind) {
+    case FIRNI_RECORD_CHECKPOINT: return FIRN_DISK_CHECKPOINT;
+    case FIRNI_RECORD_OBJECT: return FIRN_DISK_OBJECT;
+    default: return FIRN_DISK_TOKENS;
+    }
+}
+
 firn_status firn_disk_visit(firn_tier *tier, bool (*visit)(void *ctx, const firn_disk_record *record), void *ctx,
                             firn_error *err)
 {
@@ -108,6 +117,10 @@ firn_status firn_disk_visit(firn_tier *tier, bool (*visit)(void *ctx, const firn
                                               .parent = firni_key_parent(&key),
                                               .first_token = entry.first_token,
                                               .n_tokens = entry.n_tokens,
+                                              .kind = kind_of(&entry),
+                                              .n_full = entry.n_full,
+                                              .n_window = entry.n_window,
+                                              .n_fixed = entry.n_fixed,
                                               .n_bytes = entry.place.n_bytes,
                                               .last_used_wall_ns = entry.stamp,
                                               .ns = ns,

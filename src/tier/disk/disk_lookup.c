@@ -8,12 +8,16 @@
  *      root --[64 tokens]--> d1 --[64 tokens]--> d2 --?--> { [3 5 8 ..] [3 6 1 ..] [9 ..] }   prompt goes on with 3 6 2
  *
  * A walk that ends early says why: the stored tokens end, they differ (then the first stored token that differs is part
- * of the answer), or the next record may not be served. Plain state can be cut at any token, so whatever agrees is
- * usable, up to the last token of the prompt but one.
+ * of the answer), or the next record may not be served. How much of what agrees can be resumed is asked of disk_path.c.
+ * Where a record on the way is bare, a sibling that agrees for a while may still have its window blocks: a tail that was
+ * stored when the conversation was shorter.
+ *
+ *      way       [0 whole][1 bare][2 bare][3 whole]      the prompt agrees for 210 tokens, and at 210 a window is not here
+ *      sibling            [1 whole, 36 tokens]           but at 100 it is
  *
  * Does not read records; what a handle is and promises is disk_handle.c.
  */
-#include <assert.h>
+#include <errno.h>
 #include <string.h>
 
 #include "tier/disk/disk_impl.h"
@@ -33,37 +37,8 @@ typedef struct prefix_walk {
     uint32_t matched_len;
     bool diverged;
     firn_token stored_token;
-    firn_reason obstacle; /* CORRUPT or EXPIRED: the walk ended at a record that may not be used */
+    firn_reason obstacle; /* the walk ended at a record that may not be served, for this reason */
 } prefix_walk;
-
-/* A touch that is not in the index yet keeps a record from expiring. */
-static bool was_touched(firni_disk *disk, const firni_entry *entry)
-{
-    const uint32_t record = entry->first_token / FIRN_BLOCK_TOKENS;
-    bool touched = false;
-    pthread_mutex_lock(&disk->mutex);
-    for (uint32_t i = 0; i < disk->n_touches && !touched; i++) {
-        const firn_tier_handle *handle = disk->touches[i].handle;
-        touched = record < handle->n_records && !firni_disk_is_expired(disk, disk->touches[i].stamp) &&
-                  firni_digest_equal(&handle->entries[record].digest, &entry->digest);
-    }
-    pthread_mutex_unlock(&disk->mutex);
-    return touched;
-}
-
-/* Whether an entry may be served; if not, why not. */
-static bool is_usable(const prefix_walk *walk, const firni_entry *entry, firn_reason *obstacle)
-{
-    if (entry->is_quarantined) {
-        *obstacle = FIRN_REASON_CORRUPT;
-        return false;
-    }
-    if (firni_disk_is_expired(walk->disk, entry->stamp) && !was_touched(walk->disk, entry)) {
-        *obstacle = FIRN_REASON_EXPIRED;
-        return false;
-    }
-    return true;
-}
 
 /* The handle keeps all tokens of a record, also those beyond the match: with them its keys can be made again. */
 static void take_record(prefix_walk *walk, const firni_entry *entry, const firn_token *tokens)
@@ -84,7 +59,7 @@ static firni_code walk_blocks(prefix_walk *walk, firn_digest *parent)
         if (code != 0) {
             return code == MDB_NOTFOUND ? 0 : code;
         }
-        if (!is_usable(walk, &entry, &walk->obstacle)) {
+        if (!firni_disk_may_serve(walk->disk, &entry, &walk->obstacle)) {
             return 0;
         }
         take_record(walk, &entry, tokens);
@@ -104,6 +79,7 @@ typedef struct candidate {
 
 typedef struct child_search {
     const firni_key *wanted;
+    bool needs_windows; /* bare children are passed over */
     candidate best;
     uint32_t n_common_blocked;
     firn_reason obstacle;
@@ -129,11 +105,14 @@ static bool consider(const prefix_walk *walk, const MDB_val *key, const MDB_val 
     }
     firn_reason obstacle = FIRN_REASON_CORRUPT;
     if (!firni_entry_decode(value->mv_data, value->mv_size, &child.entry) || child.entry.n_tokens != n_found ||
-        !is_usable(walk, &child.entry, &obstacle)) {
+        !firni_disk_may_serve(walk->disk, &child.entry, &obstacle)) {
         if (child.n_common > search->n_common_blocked) {
             search->n_common_blocked = child.n_common;
             search->obstacle = obstacle;
         }
+        return false;
+    }
+    if (search->needs_windows && child.entry.n_window == 0) {
         return false;
     }
     if (!search->best.found || child.n_common > search->best.n_common) {
@@ -196,13 +175,86 @@ static firni_code walk_partial(prefix_walk *walk, const firn_digest *parent)
     return 0;
 }
 
+/* ---- how far it is usable ---------------------------------------------------------------------------------------- */
+
+/* Puts the child that agrees longest and has window blocks in the place of record i, when more is usable with it than
+ * n_usable: cuts the handle there, and returns how much. */
+static firni_code try_sibling(prefix_walk *walk, firni_path *path, uint32_t i, uint32_t n_max, uint32_t *n_usable)
+{
+    firn_tier_handle *handle = walk->handle;
+    const uint32_t first = i * FIRN_BLOCK_TOKENS;
+    const uint32_t n_wanted = n_max - first < FIRN_BLOCK_TOKENS ? n_max - first : FIRN_BLOCK_TOKENS;
+    const firni_key key = firni_handle_key(handle, i);
+    const firn_digest parent = firni_key_parent(&key);
+    const firni_key wanted = firni_key_make(FIRNI_RECORDS, &parent, walk->tokens + first, n_wanted);
+    child_search search = { .wanted = &wanted, .needs_windows = true };
+    const firni_code code = search_neighbours(walk, &search);
+    if (code != 0 || search.best.n_common == 0) {
+        return code;
+    }
+    candidate own = { .entry = handle->entries[i] };
+    memcpy(own.tokens, handle->tokens + first, own.entry.n_tokens * sizeof own.tokens[0]);
+    handle->n_records = i;
+    take_record(walk, &search.best.entry, search.best.tokens);
+    const uint32_t n = firni_path_usable(path, i + 1, first + search.best.n_common);
+    if (n > first) {
+        *n_usable = n;
+    } else {
+        handle->n_records = i;
+        take_record(walk, &own.entry, own.tokens);
+    }
+    return path->code;
+}
+
+/* From the end of the way up: the first record with such a sibling wins. */
+static firni_code search_siblings(prefix_walk *walk, firni_path *path, uint32_t n_max, uint32_t *n_usable)
+{
+    const firn_tier_handle *handle = walk->handle;
+    const firni_families *families = &walk->disk->families;
+    const uint32_t n_before = *n_usable;
+    firni_code code = 0;
+    for (uint32_t i = handle->n_records; i-- > 0 && *n_usable == n_before && code == 0;) {
+        const uint32_t first = i * FIRN_BLOCK_TOKENS;
+        if (first + FIRN_BLOCK_TOKENS <= n_before) {
+            break;
+        }
+        /* A window that begins before a sibling needs the blocks of the record before it. */
+        const bool is_reached = firni_families_first_window(families, first + FIRN_BLOCK_TOKENS) == i || i == 0 ||
+                                handle->entries[i - 1].n_window > 0;
+        if (first < n_max && handle->entries[i].n_window == 0 && is_reached) {
+            code = try_sibling(walk, path, i, n_max, n_usable);
+        }
+    }
+    return code;
+}
+
+/* How much of the n_max tokens on the handle's records can be resumed; the handle is cut to it. */
+static firni_code find_usable(prefix_walk *walk, uint32_t n_max, uint32_t *n_usable, firn_reason *obstacle)
+{
+    firn_tier_handle *handle = walk->handle;
+    firni_path path = { .disk = walk->disk, .index = walk->index, .txn = walk->txn, .handle = handle };
+    *n_usable = firni_path_usable(&path, handle->n_records, n_max);
+    firni_code code = path.code;
+    if (code == 0 && *n_usable < n_max && walk->disk->plan.n_window > 0) {
+        code = search_siblings(walk, &path, n_max, n_usable);
+    }
+    handle->n_records = (*n_usable + FIRN_BLOCK_TOKENS - 1) / FIRN_BLOCK_TOKENS;
+    if (code == 0 && *n_usable > 0 && walk->disk->plan.n_fixed > 0) {
+        code = firni_path_checkpoint(&path, *n_usable, &handle->checkpoint_key, &handle->checkpoint);
+        handle->has_checkpoint = code == 0;
+        code = code == MDB_NOTFOUND ? EAGAIN : code;
+    }
+    *obstacle = path.obstacle != FIRN_REASON_NONE ? path.obstacle : FIRN_REASON_FAMILY_MISSING;
+    return code;
+}
+
 /* The object bound to exactly n tokens of the handle, if there is one. */
 static firni_code find_object(const prefix_walk *walk, firn_tier_handle *handle, uint32_t n_tokens)
 {
     handle->object_key = firni_object_key(handle, n_tokens);
     const firni_code code = firni_index_get(walk->index, walk->txn, &handle->object_key, &handle->object);
     firn_reason ignored;
-    handle->has_object = code == 0 && is_usable(walk, &handle->object, &ignored);
+    handle->has_object = code == 0 && firni_disk_may_serve(walk->disk, &handle->object, &ignored);
     return code == MDB_NOTFOUND ? 0 : code;
 }
 
@@ -236,20 +288,26 @@ static firni_code look_up(prefix_walk *walk, bool exact, firn_match *match)
         return code;
     }
     const uint32_t n_wanted = exact ? walk->n_tokens : walk->n_tokens - 1;
-    *match = (firn_match){ .matched_len = walk->matched_len,
-                           .diverged = walk->diverged,
-                           .stored_token = walk->stored_token,
-                           .prefix_len = walk->matched_len < n_wanted ? walk->matched_len : n_wanted };
-    if (walk->matched_len >= n_wanted) {
+    const uint32_t n_max = walk->matched_len < n_wanted ? walk->matched_len : n_wanted;
+    *match = (firn_match){
+        .matched_len = walk->matched_len, .diverged = walk->diverged, .stored_token = walk->stored_token
+    };
+    firn_reason lacking;
+    code = find_usable(walk, n_max, &match->prefix_len, &lacking);
+    if (code != 0) {
+        return code;
+    }
+    if (match->prefix_len >= n_wanted) {
         match->reason = FIRN_REASON_NONE;
     } else if (walk->obstacle != FIRN_REASON_NONE) {
         match->reason = walk->obstacle;
+    } else if (match->prefix_len < n_max) {
+        match->reason = lacking;
     } else if (walk->matched_len > 0) {
         match->reason = walk->diverged ? FIRN_REASON_DIVERGED : FIRN_REASON_NO_PREFIX;
     } else {
         code = explain_nothing(walk, &match->reason);
     }
-    handle->n_records = (match->prefix_len + FIRN_BLOCK_TOKENS - 1) / FIRN_BLOCK_TOKENS;
     return code == 0 ? find_object(walk, handle, match->prefix_len) : code;
 }
 
@@ -282,6 +340,7 @@ static firn_match find(firni_disk *disk, const firn_token *tokens, uint32_t n_to
         handle->root = firn_chain_root(&disk->options.schema->identity, ns);
         handle->ns = firni_namespace_digest(ns);
         handle->n_records = 0;
+        handle->has_checkpoint = false;
         pthread_mutex_lock(&disk->mutex);
         const uint64_t epoch = disk->epoch;
         pthread_mutex_unlock(&disk->mutex);
@@ -293,6 +352,10 @@ static firn_match find(firni_disk *disk, const firn_token *tokens, uint32_t n_to
             code = look_up(&walk, exact, &match);
             mdb_txn_abort(walk.txn);
         }
+        if (code == EAGAIN) { /* a checkpoint became suspect, or expired, between two looks */
+            match = (firn_match){ .reason = FIRN_REASON_GONE };
+            continue;
+        }
         if (code != 0) {
             match = (firn_match){ .reason = firni_disk_failed(disk, volume, code, "looking up a prefix") };
             break;
@@ -300,16 +363,13 @@ static firn_match find(firni_disk *disk, const firn_token *tokens, uint32_t n_to
         if (!is_hit(&match, handle, n_tokens, exact)) {
             break;
         }
-        if (firni_handle_promise(disk, handle, epoch, &match)) {
-            match.handle = handle->is_pinned ? handle : NULL;
+        if (firni_handle_promise(disk, handle, epoch)) {
+            match.handle = handle->is_pinned ? handle : NULL; /* not pinned: an object alone, and that is going */
             break;
         }
         match = (firn_match){ .reason = FIRN_REASON_GONE };
     }
-    if (match.handle != NULL && !is_hit(&match, handle, n_tokens, exact)) {
-        firni_disk_release(&disk->tier, handle); /* what was left after the cut is too little */
-        match.handle = NULL;
-    } else if (match.handle == NULL) {
+    if (match.handle == NULL) {
         firni_handle_unref(handle);
     } else {
         handle->prefix_len = match.prefix_len;

@@ -1,8 +1,9 @@
 /*
  * Records into segment files.
  *
- * Block records are written straight from the memory of the rows' blocks: a vectored call carries, record after record,
- * a header made here and one part per layer. Object records are put together in one buffer.
+ * Records of token blocks and checkpoints are written straight from the memory of the rows' blocks: a vectored call
+ * carries, record after record, a header made here and one part per image. Object records are put together in one
+ * buffer.
  *
  * Owns the choice of the segment and where a new one begins. Does not name records in the index (disk_store.c).
  */
@@ -60,74 +61,108 @@ static void encode_header(const firni_disk *disk, const firni_pending *pending, 
 
 /* Scratch of write_blocks. */
 typedef struct block_writer {
-    uint8_t *headers;        /* one per record of a batch */
+    uint8_t *headers;        /* one per record of a batch, header_bytes apart */
+    size_t header_bytes;     /* of the largest form */
     firni_section *sections; /* of one record */
     struct iovec *iov;
 } block_writer;
+
+static const firni_plan_form *form_of(const firni_disk *disk, const firni_pending *pending)
+{
+    return &disk->plan.forms[pending->form];
+}
+
+static const firn_block *image_block(const firni_pending *pending, const firni_plan_image *image,
+                                     const firn_row_view *views)
+{
+    const firn_row_view *view = &views[image->layer];
+    if (pending->form == FIRNI_FORM_CHECKPOINT) {
+        return view->fixed;
+    }
+    const uint32_t block = pending->entry.first_token / FIRN_BLOCK_TOKENS;
+    assert(block >= view->first_block && block - view->first_block < view->n_blocks);
+    return view->blocks[block - view->first_block];
+}
 
 /* One vectored append of n records. Checksums are taken right before the write, from the bytes that are written. */
 static firni_code write_batch(firni_disk *disk, firni_volume *volume, const block_writer *writer,
                               firni_pending *pending, uint32_t n_pending, const firn_row_view *views,
                               const firn_digest *ns)
 {
-    const firni_plan *plan = &disk->plan;
     uint32_t n_iov = 0;
+    uint64_t n_bytes = 0, offset = 0;
     for (uint32_t i = 0; i < n_pending; i++) {
-        const uint32_t block = pending[i].entry.first_token / FIRN_BLOCK_TOKENS;
-        uint8_t *header = writer->headers + (size_t)i * plan->header_bytes;
-        writer->iov[n_iov++] = (struct iovec){ .iov_base = header, .iov_len = plan->header_bytes };
-        memcpy(writer->sections, plan->sections, plan->n_sections * sizeof plan->sections[0]);
-        for (uint32_t layer = 0; layer < plan->n_layers; layer++) {
-            uint8_t *image = firn_block_data(views[layer].blocks[block]);
-            assert(firn_block_bytes(views[layer].blocks[block]) == plan->layers[layer].block_bytes);
-            firni_plan_checksum_layer(plan, layer, image, writer->sections);
-            writer->iov[n_iov++] = (struct iovec){ .iov_base = image, .iov_len = plan->layers[layer].block_bytes };
+        const firni_plan_form *form = form_of(disk, &pending[i]);
+        uint8_t *header = writer->headers + i * writer->header_bytes;
+        writer->iov[n_iov++] = (struct iovec){ .iov_base = header, .iov_len = form->header_bytes };
+        memcpy(writer->sections, form->sections, form->n_sections * sizeof form->sections[0]);
+        for (uint32_t k = 0; k < form->n_images; k++) {
+            const firn_block *block = image_block(&pending[i], &form->images[k], views);
+            assert(firn_block_bytes(block) == form->images[k].n_bytes);
+            firni_form_checksum(form, k, firn_block_data(block), writer->sections);
+            writer->iov[n_iov++] =
+                (struct iovec){ .iov_base = firn_block_data(block), .iov_len = form->images[k].n_bytes };
         }
-        pending[i].entry.place.n_bytes = plan->record_bytes;
-        encode_header(disk, &pending[i], ns, plan->header_bytes, writer->sections, plan->n_sections, header);
+        pending[i].entry.place.n_bytes = form->record_bytes;
+        encode_header(disk, &pending[i], ns, form->header_bytes, writer->sections, form->n_sections, header);
+        n_bytes += form->record_bytes;
     }
-    uint64_t offset = 0;
-    const firni_code code = firni_segment_append(&volume->segments, volume->segment_id, writer->iov, n_iov,
-                                                 n_pending * plan->record_bytes, &offset);
+    const firni_code code =
+        firni_segment_append(&volume->segments, volume->segment_id, writer->iov, n_iov, n_bytes, &offset);
     for (uint32_t i = 0; i < n_pending; i++) {
         pending[i].entry.place.segment = volume->segment_id;
-        pending[i].entry.place.offset = offset + i * plan->record_bytes;
+        pending[i].entry.place.offset = offset;
+        offset += pending[i].entry.place.n_bytes;
     }
     return code;
 }
 
-/* Records that one call may carry: bounded in parts, bytes, and by the room in the segment. */
-static uint32_t batch_size(const firni_disk *disk, firni_volume *volume, uint32_t n_left)
+/* Records that one call may carry: bounded in number, parts, bytes, and by the room in the segment. At least one: a
+ * record larger than a segment has a segment to itself. */
+static uint32_t batch_size(const firni_disk *disk, firni_volume *volume, const firni_pending *pending, uint32_t n_left)
 {
-    const firni_plan *plan = &disk->plan;
-    uint64_t n = FIRNI_IOV_MAX / (plan->n_layers + 1);
-    n = n < BATCH_RECORDS_MAX ? n : BATCH_RECORDS_MAX;
-    n = n < BATCH_BYTES_MAX / plan->record_bytes ? n : BATCH_BYTES_MAX / plan->record_bytes;
     const uint64_t end = firni_segment_end(&volume->segments, volume->segment_id);
     const uint64_t room = end < disk->options.segment_bytes ? disk->options.segment_bytes - end : 0;
-    n = n < room / plan->record_bytes ? n : room / plan->record_bytes;
-    n = n > 0 ? n : 1; /* a record larger than a segment has a segment to itself */
-    return n < n_left ? (uint32_t)n : n_left;
+    const uint64_t n_bytes_max = room < BATCH_BYTES_MAX ? room : BATCH_BYTES_MAX;
+    uint64_t n_bytes = 0;
+    uint32_t n = 0, n_parts = 0;
+    while (n < n_left && n < BATCH_RECORDS_MAX) {
+        const firni_plan_form *form = form_of(disk, &pending[n]);
+        n_bytes += form->record_bytes;
+        n_parts += 1 + form->n_images;
+        if (n > 0 && (n_bytes > n_bytes_max || n_parts > FIRNI_IOV_MAX)) {
+            break;
+        }
+        n++;
+    }
+    return n;
 }
 
 firni_code firni_disk_write_blocks(firni_disk *disk, firni_volume *volume, firni_pending *pending, uint32_t n_pending,
                                    const firn_row_view *views, const firn_digest *ns)
 {
-    const firni_plan *plan = &disk->plan;
     const uint32_t n_scratch = n_pending < BATCH_RECORDS_MAX ? n_pending : BATCH_RECORDS_MAX;
     if (n_pending == 0) {
         return 0;
     }
+    size_t header_bytes = 0;
+    uint32_t n_sections = 1;
+    for (uint32_t id = 0; id < FIRNI_FORMS; id++) {
+        const firni_plan_form *form = &disk->plan.forms[id];
+        header_bytes = form->header_bytes > header_bytes ? form->header_bytes : header_bytes;
+        n_sections = form->n_sections > n_sections ? form->n_sections : n_sections;
+    }
     const block_writer writer = {
-        .headers = firni_alloc_aligned(disk->env, (size_t)n_scratch * plan->header_bytes, FIRNI_RECORD_ALIGN),
-        .sections = firni_calloc(disk->env, plan->n_sections, sizeof *writer.sections),
+        .headers = firni_alloc_aligned(disk->env, n_scratch * header_bytes, FIRNI_RECORD_ALIGN),
+        .header_bytes = header_bytes,
+        .sections = firni_calloc(disk->env, n_sections, sizeof *writer.sections),
         .iov = firni_calloc(disk->env, FIRNI_IOV_MAX, sizeof *writer.iov),
     };
     firni_code code = writer.headers == NULL || writer.sections == NULL || writer.iov == NULL ? ENOMEM : 0;
     for (uint32_t i = 0; i < n_pending && code == 0;) {
-        code = choose_segment(disk, volume, plan->record_bytes);
+        code = choose_segment(disk, volume, form_of(disk, &pending[i])->record_bytes);
         if (code == 0) {
-            const uint32_t n = batch_size(disk, volume, n_pending - i);
+            const uint32_t n = batch_size(disk, volume, pending + i, n_pending - i);
             code = write_batch(disk, volume, &writer, pending + i, n, views, ns);
             i += n;
         }

@@ -25,7 +25,7 @@
 #define PAGE_BYTES          4096u
 #define MAP_BYTES_MIN       (UINT64_C(32) << 20)
 #define SEGMENT_VALUE_BYTES 24u
-#define TABLES_MAX          9u
+#define TABLES_MAX          10u
 
 static const char version_key[] = "version";
 static const char next_segment_key[] = "next_segment";
@@ -54,6 +54,7 @@ static firni_code open_tables(firni_index *index, bool read_only)
         { "meta", &index->meta },       { "records", &index->records },       { "objects", &index->objects },
         { "recency", &index->recency }, { "segments", &index->segments },     { "holes", &index->holes },
         { "roots", &index->roots },     { "identities", &index->identities }, { "texts", &index->texts },
+        { "checkpoints", &index->checkpoints },
     };
     for (size_t i = 0; i < sizeof tables / sizeof tables[0] && code == 0; i++) {
         code = mdb_dbi_open(txn, tables[i].name, flags, tables[i].dbi);

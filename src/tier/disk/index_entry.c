@@ -1,5 +1,5 @@
 /*
- * The index, second part: entries of records and objects, and their recency.
+ * The index, second part: entries of records, objects and checkpoints, and their recency.
  *
  * Owns the byte forms of keys and entries (drawn in docs/FORMAT.md). Every change keeps these invariants within one
  * transaction:
@@ -15,7 +15,7 @@
 #include "record/bytes_impl.h"
 #include "tier/disk/disk_impl.h"
 
-#define ENTRY_BYTES      112u
+#define ENTRY_BYTES      120u
 #define STATE_LIVE       0u
 #define STATE_QUARANTINE 1u
 
@@ -40,11 +40,14 @@ static uint64_t get_be64(const uint8_t *at)
     return value;
 }
 
-/* Records and objects have keys and entries of one form, in two tables: children of a parent are looked for among the
- * records alone. */
+/* Keys and entries have one form in three tables: what continues a parent is looked for among the records alone. */
 static MDB_dbi table_of(const firni_index *index, firni_which which)
 {
-    return which == FIRNI_OBJECTS ? index->objects : index->records;
+    switch (which) {
+    case FIRNI_OBJECTS: return index->objects;
+    case FIRNI_CHECKPOINTS: return index->checkpoints;
+    default: return index->records;
+    }
 }
 
 /* ---- keys -------------------------------------------------------------------------------------------------------- */
@@ -103,12 +106,16 @@ static void entry_encode(const firni_entry *entry, uint8_t at[ENTRY_BYTES])
     firni_put_u16(at + 2, (uint16_t)entry->n_tokens);
     firni_put_u32(at + 4, entry->first_token);
     firni_put_u32(at + 8, entry->place.segment);
+    firni_put_u32(at + 12, entry->reusable_from);
     firni_put_u64(at + 16, entry->place.offset);
     firni_put_u64(at + 24, entry->place.n_bytes);
     firni_put_u64(at + 32, entry->created_wall_ns);
     firni_put_u64(at + 40, entry->stamp);
     memcpy(at + 48, entry->digest.bytes, FIRN_DIGEST_BYTES);
     memcpy(at + 80, entry->root.bytes, FIRN_DIGEST_BYTES);
+    firni_put_u16(at + 112, entry->n_full);
+    firni_put_u16(at + 114, entry->n_window);
+    firni_put_u16(at + 116, entry->n_fixed);
 }
 
 bool firni_entry_decode(const void *bytes, size_t n_bytes, firni_entry *out)
@@ -122,6 +129,10 @@ bool firni_entry_decode(const void *bytes, size_t n_bytes, firni_entry *out)
         .is_quarantined = at[1] != STATE_LIVE,
         .n_tokens = firni_get_u16(at + 2),
         .first_token = firni_get_u32(at + 4),
+        .reusable_from = firni_get_u32(at + 12),
+        .n_full = firni_get_u16(at + 112),
+        .n_window = firni_get_u16(at + 114),
+        .n_fixed = firni_get_u16(at + 116),
         .place = { .segment = firni_get_u32(at + 8),
                    .offset = firni_get_u64(at + 16),
                    .n_bytes = firni_get_u64(at + 24) },
@@ -206,7 +217,7 @@ firni_code firni_index_oldest(const firni_index *index, MDB_txn *txn, uint64_t s
     code = mdb_cursor_get(cursor, &db_key, &value, MDB_SET_RANGE);
     if (code == 0) {
         const uint8_t *at = value.mv_data;
-        const bool is_key = value.mv_size > 1 && (at[0] == FIRNI_RECORDS || at[0] == FIRNI_OBJECTS) &&
+        const bool is_key = value.mv_size > 1 && at[0] >= FIRNI_RECORDS && at[0] <= FIRNI_WHICH_LAST &&
                             key_from((firni_which)at[0], at + 1, value.mv_size - 1, key);
         code = is_key ? firni_index_get(index, txn, key, entry) : MDB_CORRUPTED;
         if (code == MDB_NOTFOUND) {
@@ -289,10 +300,9 @@ firni_code firni_index_remove(const firni_index *index, MDB_txn *txn, const firn
 firni_code firni_index_has_children(const firni_index *index, MDB_txn *txn, const firn_digest *digest, bool *out)
 {
     *out = false;
-    const MDB_dbi tables[2] = { index->records, index->objects };
-    for (unsigned i = 0; i < 2 && !*out; i++) {
+    for (unsigned which = FIRNI_RECORDS; which <= FIRNI_WHICH_LAST && !*out; which++) {
         MDB_cursor *cursor = NULL;
-        firni_code code = mdb_cursor_open(txn, tables[i], &cursor);
+        firni_code code = mdb_cursor_open(txn, table_of(index, (firni_which)which), &cursor);
         if (code != 0) {
             return code;
         }
@@ -306,6 +316,73 @@ firni_code firni_index_has_children(const firni_index *index, MDB_txn *txn, cons
         }
     }
     return 0;
+}
+
+/* Bytes that two keys share at their beginning, in whole tokens. */
+static uint32_t common_bytes(const firni_key *a, const firni_key *b)
+{
+    const uint32_t n_max = a->n_bytes < b->n_bytes ? a->n_bytes : b->n_bytes;
+    uint32_t n = 0;
+    while (n < n_max && a->bytes[n] == b->bytes[n]) {
+        n++;
+    }
+    return n < FIRN_DIGEST_BYTES ? 0 : n - n % 4;
+}
+
+/* The last key that is not larger than the wanted one is a beginning of it, or shares a shorter beginning: then every
+ * beginning of it that is stored is a beginning of that one too, and the search goes on from there. */
+firni_code firni_index_prefix(const firni_index *index, MDB_txn *txn, firni_which which, const firni_key *wanted,
+                              uint32_t n_tokens, firni_key *key, firni_entry *entry)
+{
+    firni_key bound = *wanted;
+    bound.which = which;
+    bound.n_bytes = FIRN_DIGEST_BYTES + 4 * n_tokens;
+    assert(bound.n_bytes <= wanted->n_bytes);
+    while (bound.n_bytes > FIRN_DIGEST_BYTES) {
+        *key = bound;
+        firni_code code = firni_index_get(index, txn, key, entry);
+        if (code != MDB_NOTFOUND) {
+            return code;
+        }
+        code = firni_index_before(index, txn, &bound, key, entry);
+        if (code != 0) {
+            return code;
+        }
+        const uint32_t n_common = common_bytes(&bound, key);
+        if (n_common == key->n_bytes && n_common > FIRN_DIGEST_BYTES) {
+            return 0;
+        }
+        bound.n_bytes = n_common;
+    }
+    return MDB_NOTFOUND;
+}
+
+/* The longest checkpoint decides: a record that begins with its tokens begins with those of all shorter ones. */
+firni_code firni_index_has_checkpoint(const firni_index *index, MDB_txn *txn, const firni_key *record, bool *out)
+{
+    *out = false;
+    firni_key checkpoint, other = { .which = FIRNI_RECORDS };
+    firni_entry entry;
+    const uint32_t n_tokens = (record->n_bytes - FIRN_DIGEST_BYTES) / 4;
+    firni_code code = firni_index_prefix(index, txn, FIRNI_CHECKPOINTS, record, n_tokens, &checkpoint, &entry);
+    if (code != 0) {
+        return code == MDB_NOTFOUND ? 0 : code;
+    }
+    /* The records that begin with its tokens stand side by side: this one is the first or the second, or not alone. */
+    memcpy(other.bytes, checkpoint.bytes, checkpoint.n_bytes);
+    other.n_bytes = checkpoint.n_bytes;
+    code = firni_index_get(index, txn, &other, &entry);
+    bool is_other = code == 0 && other.n_bytes != record->n_bytes;
+    for (unsigned i = 0; i < 2 && !is_other && (code == 0 || code == MDB_NOTFOUND); i++) {
+        code = firni_index_next(index, txn, &other, &entry);
+        if (code != 0 || other.n_bytes < checkpoint.n_bytes ||
+            memcmp(other.bytes, checkpoint.bytes, checkpoint.n_bytes) != 0) {
+            break;
+        }
+        is_other = other.n_bytes != record->n_bytes || memcmp(other.bytes, record->bytes, other.n_bytes) != 0;
+    }
+    *out = !is_other;
+    return code == MDB_NOTFOUND ? 0 : code;
 }
 
 firni_code firni_index_next(const firni_index *index, MDB_txn *txn, firni_key *key, firni_entry *entry)
@@ -353,10 +430,9 @@ firni_code firni_index_before(const firni_index *index, MDB_txn *txn, const firn
 firni_code firni_index_count(const firni_index *index, MDB_txn *txn, uint64_t *n_entries)
 {
     *n_entries = 0;
-    const MDB_dbi tables[2] = { index->records, index->objects };
-    for (unsigned i = 0; i < 2; i++) {
+    for (unsigned which = FIRNI_RECORDS; which <= FIRNI_WHICH_LAST; which++) {
         MDB_stat stat;
-        const firni_code code = mdb_stat(txn, tables[i], &stat);
+        const firni_code code = mdb_stat(txn, table_of(index, (firni_which)which), &stat);
         if (code != 0) {
             return code;
         }

@@ -1,0 +1,267 @@
+/*
+ * What a store has to write: the records that the index lacks of a prefix.
+ *
+ *   blocks       of 64 tokens: missing, quarantined, or bare while the rows hold the window layers' blocks; such a
+ *                record takes the bare one's place
+ *   tail         the last partial block, unless a stored record begins with its tokens and has all that it has
+ *   checkpoint   the fixed-size states at exactly this count, when the schema has such layers
+ *
+ *      rows of 300 tokens, one layer with a window of 100:    [0 bare][1 bare][2 bare][3 whole][tail whole]
+ *      the same conversation, stored at 100 before:           [0 whole][tail 64..99, whole]
+ *      afterwards:     [0 whole][1 bare][2 bare][3 whole][tail whole]    and still [0 whole][tail 64..99, whole]
+ *
+ * What is there wins unless the new has more families; so a bare record never takes the place of a whole one, and a
+ * position that was usable stays so.
+ *
+ * Checks the caches, computes the chain's digests, reads the index; writes nothing.
+ */
+#include <assert.h>
+#include <string.h>
+
+#include "tier/disk/store_impl.h"
+
+#define COVERS_MAX 16u /* records under one parent that begin with a tail's tokens, looked at for one that has all */
+
+/* ---- checks ------------------------------------------------------------------------------------------------------ */
+
+/* Whether the row's view has what its layer needs at the store's count; notes from where on its window blocks are. */
+static firn_reason check_view(firni_store_job *job, uint32_t layer)
+{
+    const uint32_t family = job->disk->plan.families[layer];
+    const firn_row_view *view = &job->views[layer];
+    const uint32_t n_tokens = job->input->n_tokens;
+    if (family & (FIRNI_FAMILY_FULL | FIRNI_FAMILY_WINDOW)) {
+        const uint32_t first_needed = firn_cache_first_block_needed(job->disk->shapes[layer], n_tokens);
+        if (view->first_block > first_needed || view->first_block + view->n_blocks < job->n_blocks) {
+            return FIRN_REASON_FAMILY_MISSING;
+        }
+        job->first_window = view->first_block > job->first_window ? view->first_block : job->first_window;
+    }
+    if (family & FIRNI_FAMILY_FIXED) {
+        /* A state is of one count: under any other key it would be another prefix's. */
+        if (view->fixed == NULL) {
+            return FIRN_REASON_FAMILY_MISSING;
+        }
+        if (view->n_tokens != n_tokens) {
+            return FIRN_REASON_COUNT_MISMATCH;
+        }
+    }
+    return FIRN_REASON_NONE;
+}
+
+/* The dispatcher has checked that each row may be published at this count; here it is the layout that has to be the
+ * schema's. describe() is equal exactly when blocks may be exchanged. */
+static firn_reason check_caches(firni_store_job *job)
+{
+    const firni_plan *plan = &job->disk->plan;
+    const firn_store_input *input = job->input;
+    if (input->n_tokens == 0) {
+        return input->n_attachments > 0 ? FIRN_REASON_NONE : FIRN_REASON_BELOW_MIN;
+    }
+    if (input->n_caches != plan->n_layers) {
+        return FIRN_REASON_FAMILY_MISSING;
+    }
+    for (uint32_t i = 0; i < plan->n_layers; i++) {
+        const firn_cache *cache = input->caches[i];
+        if (strcmp(firn_cache_describe(cache), plan->describe[i]) != 0) {
+            return FIRN_REASON_WRONG_IDENTITY;
+        }
+        job->views[i] = firn_cache_view_row(cache, 0);
+        const uint32_t reusable_from = firn_cache_minimum_reusable_offset(cache, 0);
+        job->reusable_from = reusable_from > job->reusable_from ? reusable_from : job->reusable_from;
+        const firn_reason reason = check_view(job, i);
+        if (reason != FIRN_REASON_NONE) {
+            return reason;
+        }
+    }
+    return FIRN_REASON_NONE;
+}
+
+/* The entries of the chain as they would be written. */
+static void describe_chain(firni_store_job *job)
+{
+    const firn_store_input *input = job->input;
+    const firni_plan *plan = &job->disk->plan;
+    firn_tier_handle *handle = job->handle;
+    handle->root = firn_chain_root(&job->disk->options.schema->identity, input->ns);
+    handle->ns = firni_namespace_digest(input->ns);
+    handle->n_records = job->n_blocks;
+    const firn_digest *parent = &handle->root;
+    for (uint32_t i = 0; i < job->n_blocks; i++) {
+        firni_entry *entry = &handle->entries[i];
+        const uint32_t first = i * FIRN_BLOCK_TOKENS;
+        entry->first_token = first;
+        entry->n_tokens = input->n_tokens - first < FIRN_BLOCK_TOKENS ? input->n_tokens - first : FIRN_BLOCK_TOKENS;
+        entry->kind = entry->n_tokens == FIRN_BLOCK_TOKENS ? FIRNI_RECORD_BLOCK : FIRNI_RECORD_TAIL;
+        entry->digest = firn_chain_extend(parent, input->tokens + first, entry->n_tokens);
+        entry->root = handle->root;
+        entry->reusable_from = job->reusable_from;
+        entry->n_full = (uint16_t)plan->n_full;
+        entry->n_window = i >= job->first_window ? (uint16_t)plan->n_window : 0;
+        parent = &entry->digest;
+    }
+    if (input->n_tokens > 0) {
+        memcpy(handle->tokens, input->tokens, input->n_tokens * sizeof *handle->tokens);
+    }
+}
+
+firn_reason firni_store_prepare(firni_store_job *job)
+{
+    firni_disk *disk = job->disk;
+    const firn_store_input *input = job->input;
+    job->n_blocks = (input->n_tokens + FIRN_BLOCK_TOKENS - 1) / FIRN_BLOCK_TOKENS;
+    if (firni_attachments_check(input->attachments, input->n_attachments, NULL) != FIRN_OK) {
+        return FIRN_REASON_DISABLED; /* outside of what a tier keeps */
+    }
+    job->views = firni_calloc(disk->env, disk->plan.n_layers, sizeof *job->views);
+    job->handle = firni_handle_create(disk->env, job->n_blocks, job->n_blocks * FIRN_BLOCK_TOKENS);
+    job->touched = firni_calloc(disk->env, (size_t)job->n_blocks + 1, sizeof *job->touched);
+    job->pending = firni_calloc(disk->env, (size_t)job->n_blocks + 2, sizeof *job->pending);
+    if (job->views == NULL || job->handle == NULL || job->touched == NULL || job->pending == NULL) {
+        return FIRN_REASON_NO_MEMORY;
+    }
+    const firn_reason reason = check_caches(job);
+    if (reason == FIRN_REASON_NONE) {
+        describe_chain(job);
+    }
+    return reason;
+}
+
+/* ---- what is new ------------------------------------------------------------------------------------------------- */
+
+/* An entry becomes a new record. `old`: what is there under the same key, and is replaced. */
+static void add_pending(firni_store_job *job, const firni_key *key, const firni_entry *entry, firni_form_id form,
+                        const firni_entry *old)
+{
+    firni_pending *pending = &job->pending[job->n_pending++];
+    *pending = (firni_pending){ .key = *key,
+                                .entry = *entry,
+                                .form = form,
+                                .tokens = job->handle->tokens + entry->first_token,
+                                .parent = firni_key_parent(key),
+                                .replaces = old != NULL };
+    pending->entry.created_wall_ns = firni_wall_ns(job->disk->env);
+    job->n_pending_bytes += job->disk->plan.forms[form].record_bytes;
+}
+
+/* Whether an entry that is there serves in the place of one that would be written: it has all that one has. */
+static bool serves(const firni_entry *there, const firni_entry *wanted)
+{
+    return !there->is_quarantined && there->n_window >= wanted->n_window;
+}
+
+/* A stored record that begins with the tail's tokens and serves for it: with the keys in order, they come next. */
+static firni_code find_cover(const firni_store_job *job, MDB_txn *txn, const firni_key *tail,
+                             const firni_entry *wanted, firni_key *key, firni_entry *entry, bool *found)
+{
+    *key = *tail;
+    *found = false;
+    for (uint32_t i = 0; i < COVERS_MAX && !*found; i++) {
+        const firni_code code = firni_index_next(&job->volume->index, txn, key, entry);
+        if (code != 0 || key->n_bytes <= tail->n_bytes || memcmp(key->bytes, tail->bytes, tail->n_bytes) != 0) {
+            return code == MDB_NOTFOUND ? 0 : code;
+        }
+        *found = serves(entry, wanted);
+    }
+    return 0;
+}
+
+/* Block i of the chain: served by what is there, or new. */
+static firni_code find_new_block(firni_store_job *job, MDB_txn *txn, uint32_t i)
+{
+    firn_tier_handle *handle = job->handle;
+    firni_entry *wanted = &handle->entries[i];
+    const firni_key key = firni_handle_key(handle, i);
+    firni_entry found;
+    firni_code code = firni_index_get(&job->volume->index, txn, &key, &found);
+    const bool is_there = code == 0;
+    if (code != 0 && code != MDB_NOTFOUND) {
+        return code;
+    }
+    if (is_there && serves(&found, wanted)) {
+        *wanted = found;
+        job->touched[i] = key;
+        return 0;
+    }
+    bool is_covered = false;
+    firni_key cover;
+    firni_entry cover_entry;
+    if (wanted->kind == FIRNI_RECORD_TAIL) {
+        code = find_cover(job, txn, &key, wanted, &cover, &cover_entry, &is_covered);
+        if (code != 0) {
+            return code;
+        }
+    }
+    if (is_covered) {
+        *wanted = cover_entry;
+        (void)firni_key_tokens(&cover, handle->tokens + cover_entry.first_token);
+        job->touched[i] = cover;
+    } else {
+        const bool is_bare = wanted->n_window < job->disk->plan.n_window;
+        add_pending(job, &key, wanted, is_bare ? FIRNI_FORM_BARE : FIRNI_FORM_WHOLE, is_there ? &found : NULL);
+    }
+    return 0;
+}
+
+/* The states of the fixed layers at exactly the store's count. */
+static firni_code find_new_checkpoint(firni_store_job *job, MDB_txn *txn)
+{
+    firn_tier_handle *handle = job->handle;
+    const uint32_t n_tokens = job->input->n_tokens;
+    if (job->disk->plan.n_fixed == 0 || n_tokens == 0) {
+        return 0;
+    }
+    handle->checkpoint_key = firni_checkpoint_key(handle, n_tokens);
+    firni_entry found;
+    const firni_code code = firni_index_get(&job->volume->index, txn, &handle->checkpoint_key, &found);
+    if (code != 0 && code != MDB_NOTFOUND) {
+        return code;
+    }
+    handle->has_checkpoint = true;
+    if (code == 0 && !found.is_quarantined) {
+        handle->checkpoint = found;
+        job->touches_checkpoint = true;
+        return 0;
+    }
+    const uint32_t first = (n_tokens - 1) / FIRN_BLOCK_TOKENS * FIRN_BLOCK_TOKENS;
+    const firn_digest parent = firni_key_parent(&handle->checkpoint_key);
+    handle->checkpoint = (firni_entry){
+        .kind = FIRNI_RECORD_CHECKPOINT,
+        .first_token = first,
+        .n_tokens = n_tokens - first,
+        .reusable_from = job->reusable_from,
+        .n_fixed = (uint16_t)job->disk->plan.n_fixed,
+        .digest = firni_chain_record(FIRNI_RECORD_CHECKPOINT, &parent, handle->tokens + first, n_tokens - first),
+        .root = handle->root,
+    };
+    add_pending(job, &handle->checkpoint_key, &handle->checkpoint, FIRNI_FORM_CHECKPOINT, code == 0 ? &found : NULL);
+    return 0;
+}
+
+/* A gap in the middle of the chain is possible: a record that was quarantined has live children, which become reachable
+ * again when it is written anew. */
+static firni_code find_new_records(firni_store_job *job, MDB_txn *txn)
+{
+    firni_code code = 0;
+    for (uint32_t i = 0; i < job->n_blocks && code == 0; i++) {
+        code = find_new_block(job, txn, i);
+    }
+    return code == 0 ? find_new_checkpoint(job, txn) : code;
+}
+
+firni_code firni_store_find_new(firni_store_job *job)
+{
+    MDB_txn *txn = NULL;
+    firni_code code = firni_index_begin(&job->volume->index, true, &txn);
+    if (code == 0) {
+        code = find_new_records(job, txn);
+    }
+    if (code == 0 && job->input->n_attachments > 0) {
+        job->has_object = true;
+        job->n_pending_bytes += firni_object_bytes_max(job->input->attachments, job->input->n_attachments);
+        code = firni_object_plan(job->disk, job->volume, txn, job->handle, job->input->n_tokens,
+                                 &job->pending[job->n_pending]);
+    }
+    mdb_txn_abort(txn);
+    return code;
+}
