@@ -2,8 +2,8 @@
  * Plans: how the records of one schema look. Every record of a form has the same section table but for the checksums,
  * so a reader compares it with the plan's instead of believing it.
  *
- * Owns the order of the images: full layers, then window layers, each in the order of the schema; checkpoints hold the
- * states in that order.
+ * Owns the order of the images: full layers, then window layers kind by kind, each in the order of the schema;
+ * checkpoints hold the states in that order.
  */
 #include <assert.h>
 #include <string.h>
@@ -45,13 +45,13 @@ static firn_status add_image(firni_plan_form *form, uint32_t layer, size_t n_byt
     return FIRN_OK;
 }
 
-/* The token blocks of all layers of one family. */
+/* The token blocks of the full layers, or of the window layers of one kind. */
 static firn_status add_blocks(const firni_plan *plan, firni_plan_form *form, const firn_cache *const *layers,
-                              uint32_t family, firn_error *err)
+                              const firni_plan_kinds *kinds, uint32_t family, uint32_t kind, firn_error *err)
 {
     firn_status status = FIRN_OK;
     for (uint32_t i = 0; i < plan->n_layers && status == FIRN_OK; i++) {
-        if (plan->families[i] & family) {
+        if ((plan->families[i] & family) != 0 && (family != FIRNI_FAMILY_WINDOW || kinds->of_layer[i] == kind)) {
             firn_plane planes[FIRN_CACHE_PLANES_MAX];
             const uint32_t n_planes = firn_cache_planes(layers[i], planes);
             status = add_image(form, i, firn_cache_block_bytes(layers[i]), planes, n_planes, FIRNI_SECTION_PLANE, err);
@@ -89,7 +89,6 @@ static firn_status place_images(firni_plan_form *form, firn_error *err)
         return firni_fail(err, FIRN_ERR_INVALID, "%u layers are more than one record holds", form->n_images);
     }
     uint64_t offset = form->header_bytes;
-    form->old_bytes = offset;
     for (uint32_t i = 0; i < form->n_images; i++) {
         firni_plan_image *image = &form->images[i];
         image->offset = offset;
@@ -100,64 +99,83 @@ static firn_status place_images(firni_plan_form *form, firn_error *err)
         if (offset > FIRNI_RECORD_BYTES_MAX) {
             return firni_fail(err, FIRN_ERR_INVALID, "a block of all layers is larger than a record may be");
         }
-        form->old_bytes = i < form->n_old_images ? offset : form->old_bytes;
     }
     form->record_bytes = offset;
     return FIRN_OK;
 }
 
-static firn_status make_form(firni_plan *plan, firni_form_id id, const firn_cache *const *layers, firn_error *err)
+static firn_status make_room(const firni_plan *plan, firni_plan_form *form, firn_error *err)
 {
-    firni_plan_form *form = &plan->forms[id];
     form->images = firni_calloc(plan->env, plan->n_layers, sizeof *form->images);
     form->sections =
         firni_calloc(plan->env, (size_t)plan->n_layers * FIRN_CACHE_PLANES_MAX, sizeof *form->sections);
-    if (form->images == NULL || form->sections == NULL) {
-        return firni_fail(err, FIRN_ERR_NO_MEMORY, "no memory for a record plan");
+    const bool has_room = form->images != NULL && form->sections != NULL;
+    return has_room ? FIRN_OK : firni_fail(err, FIRN_ERR_NO_MEMORY, "no memory for a record plan");
+}
+
+static firn_status make_block_form(const firni_plan *plan, uint32_t n_kinds, const firn_cache *const *layers,
+                                   const firni_plan_kinds *kinds, firn_error *err)
+{
+    firni_plan_form *form = &plan->blocks[n_kinds];
+    firn_status status = make_room(plan, form, err);
+    if (status == FIRN_OK) {
+        status = add_blocks(plan, form, layers, kinds, FIRNI_FAMILY_FULL, 0, err);
     }
-    firn_status status = FIRN_OK;
-    if (id == FIRNI_FORM_CHECKPOINT) {
+    for (uint32_t kind = 0; kind < n_kinds && status == FIRN_OK; kind++) {
+        status = add_blocks(plan, form, layers, kinds, FIRNI_FAMILY_WINDOW, kind, err);
+    }
+    return status == FIRN_OK ? place_images(form, err) : status;
+}
+
+static firn_status make_checkpoint_form(firni_plan *plan, const firn_cache *const *layers, firn_error *err)
+{
+    firni_plan_form *form = &plan->checkpoint;
+    form->is_checkpoint = true;
+    firn_status status = make_room(plan, form, err);
+    if (status == FIRN_OK) {
         status = add_states(plan, form, layers, err);
-        form->n_old_images = form->n_images;
-    } else {
-        status = add_blocks(plan, form, layers, FIRNI_FAMILY_FULL, err);
-        form->n_old_images = form->n_images;
-    }
-    if (status == FIRN_OK && id == FIRNI_FORM_WHOLE) {
-        status = add_blocks(plan, form, layers, FIRNI_FAMILY_WINDOW, err);
     }
     return status == FIRN_OK ? place_images(form, err) : status;
 }
 
 /* ---- plans ------------------------------------------------------------------------------------------------------- */
 
-static firn_status describe_layers(firni_plan *plan, const firn_cache *const *layers, firn_error *err)
+static firn_status describe_layers(firni_plan *plan, const firn_cache *const *layers, const firni_plan_kinds *kinds,
+                                   firn_error *err)
 {
     plan->families = firni_calloc(plan->env, plan->n_layers, sizeof *plan->families);
     plan->describe = firni_calloc(plan->env, plan->n_layers, sizeof(char *));
-    bool is_complete = plan->families != NULL && plan->describe != NULL;
+    plan->n_window = firni_calloc(plan->env, (size_t)kinds->n + 1, sizeof *plan->n_window);
+    plan->blocks = firni_calloc(plan->env, (size_t)kinds->n + 1, sizeof *plan->blocks);
+    bool is_complete =
+        plan->families != NULL && plan->describe != NULL && plan->n_window != NULL && plan->blocks != NULL;
     for (uint32_t i = 0; is_complete && i < plan->n_layers; i++) {
         const uint32_t family = firni_family_of(layers[i]);
         plan->families[i] = family;
         plan->n_full += (family & FIRNI_FAMILY_FULL) != 0;
-        plan->n_window += (family & FIRNI_FAMILY_WINDOW) != 0;
         plan->n_fixed += (family & FIRNI_FAMILY_FIXED) != 0;
+        for (uint32_t k = 0; k < kinds->n && (family & FIRNI_FAMILY_WINDOW) != 0; k++) {
+            plan->n_window[k + 1] += kinds->of_layer[i] <= k;
+        }
         plan->describe[i] = firni_strdup(plan->env, firn_cache_describe(layers[i]));
         is_complete = plan->describe[i] != NULL;
     }
     return is_complete ? FIRN_OK : firni_fail(err, FIRN_ERR_NO_MEMORY, "no memory for a record plan");
 }
 
-firn_status firni_plan_init(const firn_schema *schema, const firn_cache *const *layers, const firn_env *env,
-                            firni_plan *out, firn_error *err)
+firn_status firni_plan_init(const firn_schema *schema, const firn_cache *const *layers, firni_plan_kinds kinds,
+                            const firn_env *env, firni_plan *out, firn_error *err)
 {
-    *out = (firni_plan){ .env = env, .schema = schema, .n_layers = schema->n_layers };
+    *out = (firni_plan){ .env = env, .schema = schema, .n_layers = schema->n_layers, .n_kinds = kinds.n };
     if (schema->n_layers == 0 || schema->n_layers > UINT16_MAX) {
         return firni_fail(err, FIRN_ERR_INVALID, "a schema of %u layers cannot be stored", schema->n_layers);
     }
-    firn_status status = describe_layers(out, layers, err);
-    for (uint32_t id = 0; id < FIRNI_FORMS && status == FIRN_OK; id++) {
-        status = make_form(out, (firni_form_id)id, layers, err);
+    firn_status status = describe_layers(out, layers, &kinds, err);
+    for (uint32_t n_kinds = 0; n_kinds <= kinds.n && status == FIRN_OK; n_kinds++) {
+        status = make_block_form(out, n_kinds, layers, &kinds, err);
+    }
+    if (status == FIRN_OK) {
+        status = make_checkpoint_form(out, layers, err);
     }
     if (status != FIRN_OK) {
         firni_plan_deinit(out);
@@ -165,21 +183,49 @@ firn_status firni_plan_init(const firn_schema *schema, const firn_cache *const *
     return status;
 }
 
+static void form_deinit(const firn_env *env, firni_plan_form *form)
+{
+    firni_free(env, form->images);
+    firni_free(env, form->sections);
+}
+
 void firni_plan_deinit(firni_plan *plan)
 {
     for (uint32_t i = 0; plan->describe != NULL && i < plan->n_layers; i++) {
         firni_free(plan->env, plan->describe[i]);
     }
-    for (uint32_t id = 0; id < FIRNI_FORMS; id++) {
-        firni_free(plan->env, plan->forms[id].images);
-        firni_free(plan->env, plan->forms[id].sections);
+    for (uint32_t k = 0; plan->blocks != NULL && k <= plan->n_kinds; k++) {
+        form_deinit(plan->env, &plan->blocks[k]);
     }
+    form_deinit(plan->env, &plan->checkpoint);
+    firni_free(plan->env, plan->blocks);
+    firni_free(plan->env, plan->n_window);
     firni_free(plan->env, plan->families);
     firni_free(plan->env, plan->describe);
     *plan = (firni_plan){ 0 };
 }
 
+uint32_t firni_plan_kinds_held(const firni_plan *plan, uint32_t n_window)
+{
+    uint32_t n_kinds = plan->n_kinds;
+    while (n_kinds > 0 && plan->n_window[n_kinds] > n_window) {
+        n_kinds--;
+    }
+    return n_kinds;
+}
+
+uint32_t firni_plan_images(const firni_plan *plan, uint32_t n_kinds)
+{
+    return plan->blocks[n_kinds].n_images;
+}
+
 /* ---- records of a form ------------------------------------------------------------------------------------------- */
+
+uint64_t firni_form_bytes(const firni_plan_form *form, uint32_t n_images)
+{
+    assert(n_images <= form->n_images);
+    return n_images == 0 ? form->header_bytes : form->images[n_images - 1].offset + form->images[n_images - 1].n_bytes;
+}
 
 bool firni_form_matches(const firni_plan_form *form, const firni_record *record)
 {

@@ -15,9 +15,9 @@
  * straight into a block and a write comes straight from one. The planes of a layer are sections inside its image; bytes
  * of an image that no section covers mean nothing and are zeroed after a read.
  *
- * Window layers come last, so that a restore far behind a block reads only what lies before them; and a record may lack
- * all of them, because a row has let its old ones go (a *bare* record). Without layers that have token blocks a block is
- * its header: the chain of tokens that checkpoints hang on.
+ * Window layers come last, the longest windows first, so that a restore that ends far behind a block reads only what lies
+ * before them; and a record may lack some of the last, or all, because a row has let its old blocks go (a *bare*
+ * record). Without layers that have token blocks a block is its header: the chain of tokens that checkpoints lie on.
  *
  * Header, all numbers little-endian:
  *
@@ -162,38 +162,45 @@ typedef struct firni_plan_image {
 typedef struct firni_plan_form {
     firni_plan_image *images;
     uint32_t n_images;
-    uint32_t n_old_images; /* those before the images of window layers: what is read of a block that left the windows */
     firni_section *sections;
     uint32_t n_sections;
     uint32_t header_bytes;
     uint64_t record_bytes;
-    uint64_t old_bytes;    /* header and old images */
+    bool is_checkpoint;
 } firni_plan_form;
 
-/* Blocks and tails have one of the first two forms, which are equal in a schema without window layers. */
-typedef enum firni_form_id {
-    FIRNI_FORM_WHOLE,      /* all layers' token blocks */
-    FIRNI_FORM_BARE,       /* without those of window layers */
-    FIRNI_FORM_CHECKPOINT, /* the fixed-size states */
-    FIRNI_FORMS
-} firni_form_id;
+/* Window layers by kind, as firni_families numbers them: longest window first. */
+typedef struct firni_plan_kinds {
+    const uint32_t *of_layer; /* per layer; read for window layers only */
+    uint32_t n;
+} firni_plan_kinds;
 
-/* How the records of one schema look. */
+/* How the records of one schema look. A block or tail has the form blocks[k] when it holds the window layers of the
+ * first k kinds. */
 typedef struct firni_plan {
     const firn_env *env;
     const firn_schema *schema;
     uint32_t n_layers;
-    uint32_t n_full, n_window, n_fixed; /* layers; one with blocks and a state counts twice */
-    uint32_t *families;                 /* per layer: firni_family_of() */
-    char **describe;                    /* per layer: firn_cache_describe() of a cache that fits */
-    firni_plan_form forms[FIRNI_FORMS];
+    uint32_t n_full, n_fixed;  /* layers; one with blocks and a state counts twice */
+    uint32_t n_kinds;
+    uint32_t *n_window;        /* [n_kinds + 1]: window layers of the first k kinds */
+    uint32_t *families;        /* per layer: firni_family_of() */
+    char **describe;           /* per layer: firn_cache_describe() of a cache that fits */
+    firni_plan_form *blocks;   /* [n_kinds + 1] */
+    firni_plan_form checkpoint;
 } firni_plan;
 
-/* `layers`: one cache of each layer of the schema, borrowed for the call. The schema must outlive the plan. Errors:
- * INVALID (a block that is no multiple of 4 KiB, too many sections), NO_MEMORY. */
-firn_status firni_plan_init(const firn_schema *schema, const firn_cache *const *layers, const firn_env *env,
-                            firni_plan *out, firn_error *err);
+/* `layers`: one cache of each layer of the schema, borrowed for the call like `kinds`. The schema must outlive the plan.
+ * Errors: INVALID (a block that is no multiple of 4 KiB, too many sections), NO_MEMORY. */
+firn_status firni_plan_init(const firn_schema *schema, const firn_cache *const *layers, firni_plan_kinds kinds,
+                            const firn_env *env, firni_plan *out, firn_error *err);
 void firni_plan_deinit(firni_plan *plan); /* accepts a zeroed plan */
+/* The number of kinds that a record with so many window layers holds. */
+uint32_t firni_plan_kinds_held(const firni_plan *plan, uint32_t n_window);
+/* The images that hold the full layers and the window layers of the first n kinds: the first ones of a block. */
+uint32_t firni_plan_images(const firni_plan *plan, uint32_t n_kinds);
+/* Bytes of the header and the first n images. */
+uint64_t firni_form_bytes(const firni_plan_form *form, uint32_t n_images);
 /* Whether a decoded header has exactly the sections of the form. */
 bool firni_form_matches(const firni_plan_form *form, const firni_record *record);
 /* Fills the checksums of one image's sections from its bytes. `sections` is a whole record's. */

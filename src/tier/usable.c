@@ -13,23 +13,58 @@
 
 #include "base/base_impl.h"
 
-/* Remembers a window layer's bounds once for all layers like it. */
+/* The count up to which a row keeps all blocks: the longer the window, the larger. By halving, since the first block
+ * needed only ever grows. */
+static uint32_t tokens_kept(const firn_cache *layer)
+{
+    uint32_t low = 0, high = INT32_MAX;
+    while (high - low > 1) {
+        const uint32_t middle = low + (high - low) / 2;
+        if (firn_cache_first_block_needed(layer, middle) == 0) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+/* Remembers a window layer's bounds once for all layers like it, in its place among the kinds. */
 static firn_status add_window(firni_families *families, const firn_cache *layer, firn_error *err)
 {
+    uint32_t place = 0;
     for (uint32_t i = 0; i < families->n_windows; i++) {
         if (strcmp(firn_cache_describe(families->windows[i]), firn_cache_describe(layer)) == 0) {
             return FIRN_OK;
         }
+        place += tokens_kept(families->windows[i]) >= tokens_kept(layer);
     }
-    const firn_status status = firn_cache_make_empty(layer, &families->windows[families->n_windows], err);
-    families->n_windows += status == FIRN_OK;
+    firn_cache *shape;
+    const firn_status status = firn_cache_make_empty(layer, &shape, err);
+    if (status == FIRN_OK) {
+        memmove(&families->windows[place + 1], &families->windows[place],
+                (families->n_windows - place) * sizeof families->windows[0]);
+        families->windows[place] = shape;
+        families->n_windows++;
+    }
     return status;
+}
+
+static void number_kinds(firni_families *families, const firn_cache *const *layers)
+{
+    for (uint32_t layer = 0; layer < families->n_layers; layer++) {
+        for (uint32_t i = 0; i < families->n_windows; i++) {
+            if (strcmp(firn_cache_describe(families->windows[i]), firn_cache_describe(layers[layer])) == 0) {
+                families->kinds[layer] = i;
+            }
+        }
+    }
 }
 
 firn_status firni_families_init(firni_families *families, const firn_cache *const *layers, uint32_t n_layers,
                                 const firn_env *env, firn_error *err)
 {
-    *families = (firni_families){ .env = env };
+    *families = (firni_families){ .env = env, .n_layers = n_layers };
     firn_status status = FIRN_OK;
     for (uint32_t layer = 0; layer < n_layers; layer++) {
         const uint32_t family = firni_family_of(layers[layer]);
@@ -41,7 +76,8 @@ firn_status firni_families_init(firni_families *families, const firn_cache *cons
         return FIRN_OK;
     }
     families->windows = firni_calloc(env, families->n_window, sizeof(firn_cache *));
-    if (families->windows == NULL) {
+    families->kinds = firni_calloc(env, n_layers, sizeof *families->kinds);
+    if (families->windows == NULL || families->kinds == NULL) {
         status = firni_fail(err, FIRN_ERR_NO_MEMORY, "no memory for %u window layers", families->n_window);
     }
     for (uint32_t layer = 0; layer < n_layers && status == FIRN_OK; layer++) {
@@ -49,7 +85,9 @@ firn_status firni_families_init(firni_families *families, const firn_cache *cons
             status = add_window(families, layers[layer], err);
         }
     }
-    if (status != FIRN_OK) {
+    if (status == FIRN_OK) {
+        number_kinds(families, layers);
+    } else {
         firni_families_deinit(families);
     }
     return status;
@@ -61,6 +99,7 @@ void firni_families_deinit(firni_families *families)
         firn_cache_destroy(families->windows[i]);
     }
     firni_free(families->env, families->windows);
+    firni_free(families->env, families->kinds);
     *families = (firni_families){ 0 };
 }
 
@@ -72,6 +111,15 @@ uint32_t firni_families_first_window(const firni_families *families, uint32_t n_
         first = needed < first ? needed : first;
     }
     return first;
+}
+
+uint32_t firni_families_windows_needed(const firni_families *families, uint32_t n_tokens, uint32_t index)
+{
+    uint32_t n_needed = families->n_windows;
+    while (n_needed > 0 && firn_cache_first_block_needed(families->windows[n_needed - 1], n_tokens) > index) {
+        n_needed--;
+    }
+    return n_needed;
 }
 
 /* The last position of the step, at most n_max, at which its blocks can be cut and its states are here; 0: none. */
@@ -105,7 +153,8 @@ uint32_t firni_usable_prefix(const firni_families *families, uint32_t n_steps, f
             candidate = last_position(families, &step, n_max);
             first_window = firni_families_first_window(families, candidate);
         }
-        if (families->n_window > 0 && !step.has_windows && candidate > 0 && i >= first_window) {
+        if (!step.has_windows && candidate > 0 && i >= first_window &&
+            firni_families_windows_needed(families, candidate, i) > step.n_windows) {
             candidate = 0; /* and so are those of all steps from here down to its own */
         }
         if (candidate > 0 && i <= first_window) {

@@ -21,12 +21,18 @@
 
 #include "layout/family_impl.h"
 
-/* The families of one schema. A zeroed struct with only the counts set serves schemas without windows. */
+/* The families of one schema. A zeroed struct with only the counts set serves schemas without windows.
+ *
+ * Window layers are of one *kind* when their caches describe themselves alike. Kinds are numbered by their windows,
+ * longest first: what a row still holds of an old block is then its first few kinds, since it let go of the shorter
+ * windows' before. */
 typedef struct firni_families {
     const firn_env *env;
+    uint32_t n_layers;
     uint32_t n_full, n_window, n_fixed; /* layers; one with blocks and a fixed-size state counts twice */
-    firn_cache **windows;               /* an empty cache of each kind of window layer: knows its window's bounds */
-    uint32_t n_windows;
+    firn_cache **windows;               /* an empty cache of each kind: knows its window's bounds */
+    uint32_t n_windows;                 /* kinds */
+    uint32_t *kinds;                    /* per layer: its kind; of no meaning for layers without a window */
 } firni_families;
 
 /* layers: one cache per layer of the schema, of any number of rows, borrowed for the call. Errors: NO_MEMORY. */
@@ -36,6 +42,8 @@ void firni_families_deinit(firni_families *families); /* accepts a zeroed struct
 /* The first step whose window blocks a row of n_tokens needs: the smallest over the window layers. The number of the
  * row's steps when there are no window layers. */
 uint32_t firni_families_first_window(const firni_families *families, uint32_t n_tokens);
+/* Of how many kinds, counted from the longest window, a row of n_tokens needs the blocks of step `index`. */
+uint32_t firni_families_windows_needed(const firni_families *families, uint32_t n_tokens, uint32_t index);
 
 /* What one step of a path holds. All steps hold the blocks of the full layers. */
 typedef struct firni_path_step {
@@ -43,6 +51,7 @@ typedef struct firni_path_step {
     uint32_t n_tokens;      /* 1..64; less than 64 only at the end of the path */
     uint32_t reusable_from; /* no shorter prefix can be resumed from this step's state */
     bool has_windows;       /* the blocks of all window layers are here */
+    uint32_t n_windows;     /* without all: those of the first so many kinds are */
     bool cut_anywhere;      /* the token blocks can be cut after any token */
     bool boundary;          /* they can be cut at the step's end, where a row ended */
     uint64_t checkpoints;   /* bit i: the states of all fixed layers after i + 1 of the step's tokens are here */

@@ -87,7 +87,8 @@ static bool is_usable(const rig *r, uint32_t p)
         const uint32_t window = firn_cache_get_options(r->layers[layer])->window;
         for (uint32_t i = 0; i <= last && window > 0; i++) {
             const bool is_seen = (i + 1) * FIRN_BLOCK_TOKENS > (p > window ? p - window : 0);
-            if (is_seen && !r->steps[i].has_windows) {
+            const bool is_here = r->steps[i].has_windows || r->families.kinds[layer] < r->steps[i].n_windows;
+            if (is_seen && !is_here) {
                 return false;
             }
         }
@@ -118,6 +119,7 @@ static void random_paths_agree_with_the_definition(void **state)
             r.families.n_fixed = round % 2;
             for (uint32_t i = 0; i < n_steps; i++) {
                 r.steps[i].has_windows = test_rng_below(&rng, 5) > 0;
+                r.steps[i].n_windows = test_rng_below(&rng, 3);
                 r.steps[i].cut_anywhere = test_rng_below(&rng, 6) > 0;
                 r.steps[i].boundary = test_rng_below(&rng, 2) > 0;
                 r.steps[i].reusable_from = test_rng_below(&rng, 8) > 0 ? 0 : test_rng_below(&rng, 900);
@@ -163,6 +165,29 @@ static void a_window_needs_the_blocks_before_the_end_only(void **state)
     r.steps[0].has_windows = true;
     assert_int_equal(usable(&r, 256), 128);
     assert_int_equal(usable(&r, 100), 100);
+    rig_deinit(&r);
+}
+
+/* A row of 300 tokens has let go of the shorter window's block before the longer one's. */
+static void of_an_old_block_the_longer_windows_are_enough(void **state)
+{
+    (void)state;
+    rig r;
+    rig_init(&r, (uint32_t[]){ 50, 0, 150 }, 3);
+    assert_int_equal(r.families.kinds[0], 1);
+    assert_int_equal(r.families.kinds[2], 0);
+    assert_int_equal(firni_families_windows_needed(&r.families, 300, 1), 0);
+    assert_int_equal(firni_families_windows_needed(&r.families, 300, 2), 1);
+    assert_int_equal(firni_families_windows_needed(&r.families, 300, 3), 2);
+    rig_path(&r, 5, 44);
+    for (uint32_t i = 0; i < 3; i++) {
+        r.steps[i].has_windows = false;
+    }
+    assert_int_equal(usable(&r, 300), 0);
+    r.steps[2].n_windows = 1;
+    assert_int_equal(usable(&r, 300), 300);
+    assert_int_equal(usable(&r, 278), 278);
+    assert_int_equal(usable(&r, 277), 0); /* sees token 127 */
     rig_deinit(&r);
 }
 
@@ -230,6 +255,7 @@ int main(void)
         cmocka_unit_test(random_paths_agree_with_the_definition),
         cmocka_unit_test(full_layers_are_usable_to_the_token),
         cmocka_unit_test(a_window_needs_the_blocks_before_the_end_only),
+        cmocka_unit_test(of_an_old_block_the_longer_windows_are_enough),
         cmocka_unit_test(fixed_states_are_usable_at_their_checkpoints_only),
         cmocka_unit_test(a_checkpoint_without_its_window_is_passed_over),
         cmocka_unit_test(families_are_told_by_what_a_cache_answers),

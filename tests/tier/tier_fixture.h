@@ -60,7 +60,7 @@ typedef struct fixture_layer {
 
 static const fixture_layer fixture_schemas[FIXTURE_SCHEMAS][FIXTURE_LAYERS_MAX] = {
     [FIXTURE_PLAIN] = { { "kv:plain", 0 }, { "kv:plain", 0 } },
-    [FIXTURE_WINDOWS] = { { "kv:window", FIXTURE_WINDOW }, { "kv:plain", 0 }, { "kv:window", FIXTURE_WINDOW } },
+    [FIXTURE_WINDOWS] = { { "kv:window", FIXTURE_WINDOW }, { "kv:plain", 0 }, { "kv:window", FIXTURE_WINDOW / 2 } },
     [FIXTURE_STATES] = { { "test:state", 0 }, { "kv:plain", 0 }, { "test:both", 0 } },
     [FIXTURE_ALL] = { { "kv:window", FIXTURE_WINDOW }, { "test:state", 0 }, { "kv:plain", 0 } },
     [FIXTURE_STATES_ONLY] = { { "test:state", 0 }, { "test:state", 0 } },

@@ -383,7 +383,8 @@ static firn_status learn_schema(firni_disk *disk, firn_error *err)
     }
     const firn_cache *const *layers = (const firn_cache *const *)disk->shapes;
     status = firni_families_init(&disk->families, layers, disk->n_shapes, disk->env, err);
-    return status == FIRN_OK ? firni_plan_init(schema, layers, disk->env, &disk->plan, err) : status;
+    const firni_plan_kinds kinds = { .of_layer = disk->families.kinds, .n = disk->families.n_windows };
+    return status == FIRN_OK ? firni_plan_init(schema, layers, kinds, disk->env, &disk->plan, err) : status;
 }
 
 firn_status firn_disk_open(const firn_disk_options *options, const firn_env *env, firn_tier **out, firn_error *err)

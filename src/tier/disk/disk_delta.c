@@ -1,8 +1,8 @@
 /*
  * What a store has to write: the records that the index lacks of a prefix.
  *
- *   blocks       of 64 tokens: missing, quarantined, or bare while the rows hold the window layers' blocks; such a
- *                record takes the bare one's place
+ *   blocks       of 64 tokens: missing, quarantined, or without blocks of window layers that the rows still hold; such a
+ *                record takes the other one's place
  *   tail         the last partial block, unless a stored record begins with its tokens and has all that it has
  *   checkpoint   the fixed-size states at exactly this count, when the schema has such layers
  *
@@ -35,7 +35,10 @@ static firn_reason check_view(firni_store_job *job, uint32_t layer)
         if (view->first_block > first_needed || view->first_block + view->n_blocks < job->n_blocks) {
             return FIRN_REASON_FAMILY_MISSING;
         }
-        job->first_window = view->first_block > job->first_window ? view->first_block : job->first_window;
+        if (family & FIRNI_FAMILY_WINDOW) {
+            uint32_t *first = &job->first_window[job->disk->families.kinds[layer]];
+            *first = view->first_block > *first ? view->first_block : *first;
+        }
     }
     if (family & FIRNI_FAMILY_FIXED) {
         /* A state is of one count: under any other key it would be another prefix's. */
@@ -77,6 +80,16 @@ static firn_reason check_caches(firni_store_job *job)
     return FIRN_REASON_NONE;
 }
 
+/* Of how many kinds, counted from the longest window, the rows still hold block i. */
+static uint32_t kinds_held(const firni_store_job *job, uint32_t i)
+{
+    uint32_t n_kinds = 0;
+    while (n_kinds < job->disk->plan.n_kinds && job->first_window[n_kinds] <= i) {
+        n_kinds++;
+    }
+    return n_kinds;
+}
+
 /* The entries of the chain as they would be written. */
 static void describe_chain(firni_store_job *job)
 {
@@ -97,7 +110,7 @@ static void describe_chain(firni_store_job *job)
         entry->root = handle->root;
         entry->reusable_from = job->reusable_from;
         entry->n_full = (uint16_t)plan->n_full;
-        entry->n_window = i >= job->first_window ? (uint16_t)plan->n_window : 0;
+        entry->n_window = (uint16_t)plan->n_window[kinds_held(job, i)];
         parent = &entry->digest;
     }
     if (input->n_tokens > 0) {
@@ -114,10 +127,12 @@ firn_reason firni_store_prepare(firni_store_job *job)
         return FIRN_REASON_DISABLED; /* outside of what a tier keeps */
     }
     job->views = firni_calloc(disk->env, disk->plan.n_layers, sizeof *job->views);
+    job->first_window = firni_calloc(disk->env, (size_t)disk->plan.n_kinds + 1, sizeof *job->first_window);
     job->handle = firni_handle_create(disk->env, job->n_blocks, job->n_blocks * FIRN_BLOCK_TOKENS);
     job->touched = firni_calloc(disk->env, (size_t)job->n_blocks + 1, sizeof *job->touched);
     job->pending = firni_calloc(disk->env, (size_t)job->n_blocks + 2, sizeof *job->pending);
-    if (job->views == NULL || job->handle == NULL || job->touched == NULL || job->pending == NULL) {
+    if (job->views == NULL || job->first_window == NULL || job->handle == NULL || job->touched == NULL ||
+        job->pending == NULL) {
         return FIRN_REASON_NO_MEMORY;
     }
     const firn_reason reason = check_caches(job);
@@ -130,8 +145,8 @@ firn_reason firni_store_prepare(firni_store_job *job)
 /* ---- what is new ------------------------------------------------------------------------------------------------- */
 
 /* An entry becomes a new record. `old`: what is there under the same key, and is replaced. */
-static void add_pending(firni_store_job *job, const firni_key *key, const firni_entry *entry, firni_form_id form,
-                        const firni_entry *old)
+static void add_pending(firni_store_job *job, const firni_key *key, const firni_entry *entry,
+                        const firni_plan_form *form, const firni_entry *old)
 {
     firni_pending *pending = &job->pending[job->n_pending++];
     *pending = (firni_pending){ .key = *key,
@@ -141,7 +156,7 @@ static void add_pending(firni_store_job *job, const firni_key *key, const firni_
                                 .parent = firni_key_parent(key),
                                 .replaces = old != NULL };
     pending->entry.created_wall_ns = firni_wall_ns(job->disk->env);
-    job->n_pending_bytes += job->disk->plan.forms[form].record_bytes;
+    job->n_pending_bytes += form->record_bytes;
 }
 
 /* Whether an entry that is there serves in the place of one that would be written: it has all that one has. */
@@ -197,8 +212,9 @@ static firni_code find_new_block(firni_store_job *job, MDB_txn *txn, uint32_t i)
         (void)firni_key_tokens(&cover, handle->tokens + cover_entry.first_token);
         job->touched[i] = cover;
     } else {
-        const bool is_bare = wanted->n_window < job->disk->plan.n_window;
-        add_pending(job, &key, wanted, is_bare ? FIRNI_FORM_BARE : FIRNI_FORM_WHOLE, is_there ? &found : NULL);
+        const firni_plan *plan = &job->disk->plan;
+        const uint32_t n_kinds = firni_plan_kinds_held(plan, wanted->n_window);
+        add_pending(job, &key, wanted, &plan->blocks[n_kinds], is_there ? &found : NULL);
     }
     return 0;
 }
@@ -234,7 +250,8 @@ static firni_code find_new_checkpoint(firni_store_job *job, MDB_txn *txn)
         .digest = firni_chain_record(FIRNI_RECORD_CHECKPOINT, &parent, handle->tokens + first, n_tokens - first),
         .root = handle->root,
     };
-    add_pending(job, &handle->checkpoint_key, &handle->checkpoint, FIRNI_FORM_CHECKPOINT, code == 0 ? &found : NULL);
+    add_pending(job, &handle->checkpoint_key, &handle->checkpoint, &job->disk->plan.checkpoint,
+                code == 0 ? &found : NULL);
     return 0;
 }
 

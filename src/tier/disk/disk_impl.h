@@ -125,7 +125,8 @@ typedef struct firni_entry {
     bool is_quarantined;
     uint32_t first_token, n_tokens;
     uint32_t reusable_from;  /* no shorter prefix can be resumed from this record's state */
-    uint16_t n_full, n_window, n_fixed; /* layers of each family whose state the record holds */
+    uint16_t n_full, n_window, n_fixed; /* layers of each family whose state the record holds; of window layers those of
+                                         * the first kinds */
     firni_place place;
     uint64_t created_wall_ns;
     uint64_t stamp;          /* recency: wall time of the last use, made unique */
@@ -423,7 +424,7 @@ bool firni_disk_store(firn_tier *tier, const firn_store_input *input, firn_reaso
 typedef struct firni_pending {
     firni_key key;
     firni_entry entry;           /* place is filled in by the write; n_bytes 0: not attempted yet */
-    firni_form_id form;          /* not of an object */
+    const firni_plan_form *form; /* NULL: an object */
     const firn_token *tokens;    /* [entry.n_tokens] */
     firn_digest parent;
     bool replaces;               /* an entry with this key is there: quarantined, bare, or an object */

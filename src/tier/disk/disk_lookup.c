@@ -79,7 +79,7 @@ typedef struct candidate {
 
 typedef struct child_search {
     const firni_key *wanted;
-    bool needs_windows; /* bare children are passed over */
+    uint32_t n_window_min; /* children with fewer window layers are passed over */
     candidate best;
     uint32_t n_common_blocked;
     firn_reason obstacle;
@@ -112,7 +112,7 @@ static bool consider(const prefix_walk *walk, const MDB_val *key, const MDB_val 
         }
         return false;
     }
-    if (search->needs_windows && child.entry.n_window == 0) {
+    if (child.entry.n_window < search->n_window_min) {
         return false;
     }
     if (!search->best.found || child.n_common > search->best.n_common) {
@@ -177,8 +177,8 @@ static firni_code walk_partial(prefix_walk *walk, const firn_digest *parent)
 
 /* ---- how far it is usable ---------------------------------------------------------------------------------------- */
 
-/* Puts the child that agrees longest and has window blocks in the place of record i, when more is usable with it than
- * n_usable: cuts the handle there, and returns how much. */
+/* Puts the child that agrees longest and has all window blocks, which a last record needs, in the place of record i, when
+ * the path can then be resumed in it. */
 static firni_code try_sibling(prefix_walk *walk, firni_path *path, uint32_t i, uint32_t n_max, uint32_t *n_usable)
 {
     firn_tier_handle *handle = walk->handle;
@@ -187,7 +187,7 @@ static firni_code try_sibling(prefix_walk *walk, firni_path *path, uint32_t i, u
     const firni_key key = firni_handle_key(handle, i);
     const firn_digest parent = firni_key_parent(&key);
     const firni_key wanted = firni_key_make(FIRNI_RECORDS, &parent, walk->tokens + first, n_wanted);
-    child_search search = { .wanted = &wanted, .needs_windows = true };
+    child_search search = { .wanted = &wanted, .n_window_min = walk->disk->families.n_window };
     const firni_code code = search_neighbours(walk, &search);
     if (code != 0 || search.best.n_common == 0) {
         return code;
@@ -221,7 +221,7 @@ static firni_code search_siblings(prefix_walk *walk, firni_path *path, uint32_t 
         /* A window that begins before a sibling needs the blocks of the record before it. */
         const bool is_reached = firni_families_first_window(families, first + FIRN_BLOCK_TOKENS) == i || i == 0 ||
                                 handle->entries[i - 1].n_window > 0;
-        if (first < n_max && handle->entries[i].n_window == 0 && is_reached) {
+        if (first < n_max && handle->entries[i].n_window < families->n_window && is_reached) {
             code = try_sibling(walk, path, i, n_max, n_usable);
         }
     }
@@ -235,7 +235,7 @@ static firni_code find_usable(prefix_walk *walk, uint32_t n_max, uint32_t *n_usa
     firni_path path = { .disk = walk->disk, .index = walk->index, .txn = walk->txn, .handle = handle };
     *n_usable = firni_path_usable(&path, handle->n_records, n_max);
     firni_code code = path.code;
-    if (code == 0 && *n_usable < n_max && walk->disk->plan.n_window > 0) {
+    if (code == 0 && *n_usable < n_max && walk->disk->plan.n_kinds > 0) {
         code = search_siblings(walk, &path, n_max, n_usable);
     }
     handle->n_records = (*n_usable + FIRN_BLOCK_TOKENS - 1) / FIRN_BLOCK_TOKENS;

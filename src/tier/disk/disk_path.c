@@ -112,13 +112,16 @@ static firni_path_step describe_record(void *ctx, uint32_t index)
 {
     firni_path *path = ctx;
     const firni_entry *entry = &path->handle->entries[index];
+    const firni_plan *plan = &path->disk->plan;
+    const uint32_t n_windows = firni_plan_kinds_held(plan, entry->n_window);
     return (firni_path_step){
         .first_token = entry->first_token,
         .n_tokens = entry->n_tokens,
         .reusable_from = entry->reusable_from,
-        .has_windows = entry->n_window == path->disk->plan.n_window,
+        .has_windows = n_windows == plan->n_kinds,
+        .n_windows = n_windows,
         .cut_anywhere = true, /* blocks are stored as they lie, and any number of their tokens can be taken */
-        .checkpoints = path->disk->plan.n_fixed > 0 ? find_checkpoints(path, index) : 0,
+        .checkpoints = plan->n_fixed > 0 ? find_checkpoints(path, index) : 0,
     };
 }
 

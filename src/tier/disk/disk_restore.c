@@ -146,18 +146,23 @@ static firn_reason choose_checkpoint(restore_job *job)
 static size_t choose_parts(restore_job *job)
 {
     const firni_plan *plan = &job->disk->plan;
-    const uint32_t first_window = firni_families_first_window(&job->disk->families, job->n_tokens);
+    const firni_families *families = &job->disk->families;
     size_t n_iov = 0;
     for (uint32_t i = 0; i < job->n_parts; i++) {
         restore_part *part = &job->parts[i];
-        const bool is_block = i < job->n_records;
-        part->entry = is_block ? &job->handle->entries[i] : &job->checkpoint;
-        const bool is_bare = is_block && part->entry->n_window < plan->n_window;
-        part->form = &plan->forms[!is_block ? FIRNI_FORM_CHECKPOINT : is_bare ? FIRNI_FORM_BARE : FIRNI_FORM_WHOLE];
-        const bool is_old = is_block && i < first_window;
-        assert(is_old || !is_bare); /* or the count would not be usable */
-        part->n_images = is_old ? part->form->n_old_images : part->form->n_images;
-        part->n_bytes = is_old ? part->form->old_bytes : part->form->record_bytes;
+        if (i < job->n_records) {
+            part->entry = &job->handle->entries[i];
+            const uint32_t n_held = firni_plan_kinds_held(plan, part->entry->n_window);
+            const uint32_t n_needed = firni_families_windows_needed(families, job->n_tokens, i);
+            assert(n_held >= n_needed); /* or the count would not be usable */
+            part->form = &plan->blocks[n_held];
+            part->n_images = firni_plan_images(plan, n_needed);
+        } else {
+            part->entry = &job->checkpoint;
+            part->form = &plan->checkpoint;
+            part->n_images = plan->checkpoint.n_images;
+        }
+        part->n_bytes = firni_form_bytes(part->form, part->n_images);
         part->first_iov = (uint32_t)n_iov;
         n_iov += 1 + part->n_images;
         job->n_bytes += part->n_bytes;

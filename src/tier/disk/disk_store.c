@@ -314,6 +314,7 @@ bool firni_disk_store(firn_tier *tier, const firn_store_input *input, firn_reaso
         firni_disk_leave(disk, job.volume);
     }
     firni_free(disk->env, job.views);
+    firni_free(disk->env, job.first_window);
     firni_free(disk->env, job.touched);
     firni_free(disk->env, job.pending);
     firni_handle_unref(job.handle);

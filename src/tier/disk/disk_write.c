@@ -67,16 +67,11 @@ typedef struct block_writer {
     struct iovec *iov;
 } block_writer;
 
-static const firni_plan_form *form_of(const firni_disk *disk, const firni_pending *pending)
-{
-    return &disk->plan.forms[pending->form];
-}
-
 static const firn_block *image_block(const firni_pending *pending, const firni_plan_image *image,
                                      const firn_row_view *views)
 {
     const firn_row_view *view = &views[image->layer];
-    if (pending->form == FIRNI_FORM_CHECKPOINT) {
+    if (pending->form->is_checkpoint) {
         return view->fixed;
     }
     const uint32_t block = pending->entry.first_token / FIRN_BLOCK_TOKENS;
@@ -92,7 +87,7 @@ static firni_code write_batch(firni_disk *disk, firni_volume *volume, const bloc
     uint32_t n_iov = 0;
     uint64_t n_bytes = 0, offset = 0;
     for (uint32_t i = 0; i < n_pending; i++) {
-        const firni_plan_form *form = form_of(disk, &pending[i]);
+        const firni_plan_form *form = pending[i].form;
         uint8_t *header = writer->headers + i * writer->header_bytes;
         writer->iov[n_iov++] = (struct iovec){ .iov_base = header, .iov_len = form->header_bytes };
         memcpy(writer->sections, form->sections, form->n_sections * sizeof form->sections[0]);
@@ -127,7 +122,7 @@ static uint32_t batch_size(const firni_disk *disk, firni_volume *volume, const f
     uint64_t n_bytes = 0;
     uint32_t n = 0, n_parts = 0;
     while (n < n_left && n < BATCH_RECORDS_MAX) {
-        const firni_plan_form *form = form_of(disk, &pending[n]);
+        const firni_plan_form *form = pending[n].form;
         n_bytes += form->record_bytes;
         n_parts += 1 + form->n_images;
         if (n > 0 && (n_bytes > n_bytes_max || n_parts > FIRNI_IOV_MAX)) {
@@ -145,13 +140,9 @@ firni_code firni_disk_write_blocks(firni_disk *disk, firni_volume *volume, firni
     if (n_pending == 0) {
         return 0;
     }
-    size_t header_bytes = 0;
-    uint32_t n_sections = 1;
-    for (uint32_t id = 0; id < FIRNI_FORMS; id++) {
-        const firni_plan_form *form = &disk->plan.forms[id];
-        header_bytes = form->header_bytes > header_bytes ? form->header_bytes : header_bytes;
-        n_sections = form->n_sections > n_sections ? form->n_sections : n_sections;
-    }
+    const firni_plan_form *whole = &disk->plan.blocks[disk->plan.n_kinds], *checkpoint = &disk->plan.checkpoint;
+    const uint32_t n_sections = whole->n_sections > checkpoint->n_sections ? whole->n_sections : checkpoint->n_sections;
+    const size_t header_bytes = firni_record_header_bytes(n_sections);
     const block_writer writer = {
         .headers = firni_alloc_aligned(disk->env, n_scratch * header_bytes, FIRNI_RECORD_ALIGN),
         .header_bytes = header_bytes,
@@ -160,7 +151,7 @@ firni_code firni_disk_write_blocks(firni_disk *disk, firni_volume *volume, firni
     };
     firni_code code = writer.headers == NULL || writer.sections == NULL || writer.iov == NULL ? ENOMEM : 0;
     for (uint32_t i = 0; i < n_pending && code == 0;) {
-        code = choose_segment(disk, volume, form_of(disk, &pending[i])->record_bytes);
+        code = choose_segment(disk, volume, pending[i].form->record_bytes);
         if (code == 0) {
             const uint32_t n = batch_size(disk, volume, pending + i, n_pending - i);
             code = write_batch(disk, volume, &writer, pending + i, n, views, ns);

@@ -12,7 +12,7 @@ typedef struct firni_store_job {
     const firn_store_input *input;
     firn_row_view *views;     /* per layer */
     uint32_t n_blocks;        /* of the prefix, a partial one included */
-    uint32_t first_window;    /* the first block of which the rows of all window layers still hold theirs */
+    uint32_t *first_window;   /* per kind of window layers: the first block that all their rows still hold */
     uint32_t reusable_from;   /* the largest over the rows */
     firn_tier_handle *handle; /* the chain: entries that exist, and those that will */
     firni_key *touched;       /* key of the existing entry that serves block i; n_bytes 0: a new one does */
