@@ -105,6 +105,10 @@ static bool collect(void *ctx, const firn_disk_record *record)
     listing->records[listing->n_records++] = (firni_listing_record){
         .digest = record->digest,
         .parent = record->parent,
+        .kind = record->kind,
+        .n_full = record->n_full,
+        .n_window = record->n_window,
+        .n_fixed = record->n_fixed,
         .first_token = record->first_token,
         .n_tokens = record->n_tokens,
         .n_bytes = record->n_bytes,
@@ -137,7 +141,7 @@ static void tie(firni_listing *listing)
     }
     for (uint32_t i = 0; i < listing->n_records; i++) {
         firni_listing_record *parent = find_record(listing, &listing->records[i].parent);
-        if (parent != NULL) {
+        if (parent != NULL && listing->records[i].kind == FIRN_DISK_TOKENS) {
             parent->has_child = true;
         }
     }
@@ -146,9 +150,11 @@ static void tie(firni_listing *listing)
         firni_listing_group *group = &listing->groups[record->group];
         group->n_records++;
         group->n_quarantined += record->quarantined;
-        group->n_prefixes += !record->has_child && !record->quarantined;
+        const bool has_tokens = record->kind == FIRN_DISK_TOKENS;
+        group->n_prefixes += has_tokens && !record->has_child && !record->quarantined;
+        group->n_checkpoints += record->kind == FIRN_DISK_CHECKPOINT && !record->quarantined;
         group->n_bytes += record->n_bytes;
-        group->n_tokens += record->n_tokens;
+        group->n_tokens += has_tokens ? record->n_tokens : 0;
         group->last_used_wall_ns = record->last_used_wall_ns > group->last_used_wall_ns ? record->last_used_wall_ns
                                                                                         : group->last_used_wall_ns;
     }

@@ -4,8 +4,9 @@
  *      listing ── records[]  one per record, sorted by digest; parent digests tie them into chains
  *              ── groups[]   one per identity and namespace, sorted by both: what belongs together is adjacent
  *
- * A *prefix* is a record that no other continues: the end of a stored conversation. Its tokens are those of its chain,
- * its bytes what its chain holds, shared records included.
+ * A *prefix* is a record of tokens that no other continues: the end of a stored conversation. Its tokens are those of its
+ * chain, its bytes what its chain holds, shared records included. Checkpoints and objects stand beside the chain, at one
+ * count each.
  */
 #ifndef FIRNI_CACHE_LISTING_H
 #define FIRNI_CACHE_LISTING_H
@@ -18,14 +19,16 @@
 typedef struct firni_listing_group {
     char *identity_text;
     char *ns;
-    uint64_t n_records, n_quarantined, n_prefixes, n_bytes;
+    uint64_t n_records, n_quarantined, n_prefixes, n_checkpoints, n_bytes;
     uint64_t n_tokens;              /* stored ones: a shared prefix counts once */
     uint64_t last_used_wall_ns;
 } firni_listing_group;
 
 typedef struct firni_listing_record {
     firn_digest digest, parent;
+    firn_disk_kind kind;
     uint32_t first_token, n_tokens;
+    uint32_t n_full, n_window, n_fixed;
     uint64_t n_bytes, last_used_wall_ns;
     uint32_t group;
     bool quarantined, has_child;

@@ -87,6 +87,7 @@ static firni_listing_group totals_of(const firni_listing *listing)
         sum.n_records += group->n_records;
         sum.n_quarantined += group->n_quarantined;
         sum.n_prefixes += group->n_prefixes;
+        sum.n_checkpoints += group->n_checkpoints;
         sum.n_bytes += group->n_bytes;
         sum.n_tokens += group->n_tokens;
     }
@@ -105,7 +106,8 @@ static void print_stat(const cache_view *view)
                  firni_cmd_size_text(stats.budget_bytes, budget));
     (void)printf("records     %" PRIu64 " (%s), %" PRIu64 " quarantined\n", sum.n_records,
                  firni_cmd_size_text(sum.n_bytes, data), sum.n_quarantined);
-    (void)printf("prefixes    %" PRIu64 ", %" PRIu64 " tokens\n", sum.n_prefixes, sum.n_tokens);
+    (void)printf("prefixes    %" PRIu64 ", %" PRIu64 " tokens, %" PRIu64 " checkpoints\n", sum.n_prefixes, sum.n_tokens,
+                 sum.n_checkpoints);
     for (uint32_t i = 0; i < listing->n_groups; i++) {
         const firni_listing_group *group = &listing->groups[i];
         if (i == 0 || strcmp(group->identity_text, group[-1].identity_text) != 0) {
@@ -113,9 +115,10 @@ static void print_stat(const cache_view *view)
         }
         (void)printf("  namespace ");
         print_namespace(group->ns);
-        (void)printf(": %" PRIu64 " records, %" PRIu64 " prefixes, %" PRIu64 " tokens, %s, last used %s\n",
-                     group->n_records, group->n_prefixes, group->n_tokens, firni_cmd_size_text(group->n_bytes, data),
-                     time_text(group->last_used_wall_ns, when));
+        (void)printf(": %" PRIu64 " records, %" PRIu64 " prefixes, %" PRIu64 " tokens, %" PRIu64
+                     " checkpoints, %s, last used %s\n",
+                     group->n_records, group->n_prefixes, group->n_tokens, group->n_checkpoints,
+                     firni_cmd_size_text(group->n_bytes, data), time_text(group->last_used_wall_ns, when));
     }
 }
 
@@ -155,17 +158,17 @@ static json_t *stat_json(const cache_view *view)
         const firni_listing_group *group = &listing->groups[i];
         char when[32];
         (void)json_array_append_new(
-            groups, json_pack("{s:o, s:o, s:I, s:I, s:I, s:I, s:I, s:s}", "identity",
+            groups, json_pack("{s:o, s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:s}", "identity",
                               identity_json(group->identity_text), "namespace", namespace_json(group->ns), "records",
                               (json_int_t)group->n_records, "quarantined", (json_int_t)group->n_quarantined, "prefixes",
-                              (json_int_t)group->n_prefixes, "tokens", (json_int_t)group->n_tokens, "bytes",
-                              (json_int_t)group->n_bytes, "last_used", time_text(group->last_used_wall_ns, when)));
+                              (json_int_t)group->n_prefixes, "tokens", (json_int_t)group->n_tokens, "checkpoints",
+                              (json_int_t)group->n_checkpoints, "bytes", (json_int_t)group->n_bytes, "last_used", time_text(group->last_used_wall_ns, when)));
     }
-    return json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o}", "directory", view->dir, "physical_bytes",
+    return json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o}", "directory", view->dir, "physical_bytes",
                      (json_int_t)stats.physical_bytes, "budget_bytes", (json_int_t)stats.budget_bytes, "records",
                      (json_int_t)sum.n_records, "quarantined", (json_int_t)sum.n_quarantined, "prefixes",
-                     (json_int_t)sum.n_prefixes, "tokens", (json_int_t)sum.n_tokens, "bytes", (json_int_t)sum.n_bytes,
-                     "groups", groups);
+                     (json_int_t)sum.n_prefixes, "tokens", (json_int_t)sum.n_tokens, "checkpoints",
+                     (json_int_t)sum.n_checkpoints, "bytes", (json_int_t)sum.n_bytes, "groups", groups);
 }
 
 /* ---- ls --------------------------------------------------------------------------------------------------------- */
@@ -197,25 +200,65 @@ static const firni_listing_record **choose_entries(const cache_view *view, uint3
     return entries;
 }
 
-/* What a line of ls stands for: the record itself, or the whole chain that leads to it. Chains that share records both
- * count them; stat counts them once. */
+/* A line of ls stands for the whole chain that leads to a record of tokens, unless each record is listed; checkpoints
+ * and objects always stand for themselves. */
+static bool is_whole_chain(const cache_view *view, const firni_listing_record *record)
+{
+    return !view->all_records && record->kind == FIRN_DISK_TOKENS;
+}
+
+/* Chains that share records both count them; stat counts them once. */
 static uint64_t entry_bytes(const cache_view *view, const firni_listing_record *record)
 {
-    return view->all_records ? record->n_bytes : firni_listing_chain_bytes(&view->listing, record);
+    return is_whole_chain(view, record) ? firni_listing_chain_bytes(&view->listing, record) : record->n_bytes;
+}
+
+static uint32_t entry_first_token(const cache_view *view, const firni_listing_record *record)
+{
+    return is_whole_chain(view, record) ? 0 : record->first_token;
+}
+
+/* The count that the record is of, or the range of tokens that it holds. */
+static const char *tokens_text(const cache_view *view, const firni_listing_record *record, char out[32])
+{
+    const uint32_t end = record->first_token + record->n_tokens;
+    if (record->kind == FIRN_DISK_TOKENS) {
+        (void)snprintf(out, 32, "%" PRIu32 "..%" PRIu32, entry_first_token(view, record), end);
+    } else {
+        (void)snprintf(out, 32, "at %" PRIu32, end);
+    }
+    return out;
+}
+
+/* How many layers of each family there is state of. */
+static const char *families_text(const firni_listing_record *record, char out[64])
+{
+    if (record->kind == FIRN_DISK_OBJECT) {
+        (void)snprintf(out, 64, "attachments");
+    } else {
+        (void)snprintf(out, 64, "full %" PRIu32 " window %" PRIu32 " fixed %" PRIu32, record->n_full, record->n_window,
+                       record->n_fixed);
+    }
+    return out;
+}
+
+static const char *kind_name(firn_disk_kind kind)
+{
+    static const char *const names[] = { "tokens", "checkpoint", "object" };
+    return names[kind];
 }
 
 static void print_entries(const cache_view *view, const firni_listing_record *const *entries, uint32_t n)
 {
-    char hex[2 * FIRN_DIGEST_BYTES + 1], when[32], size[FIRNI_SIZE_TEXT_BYTES], label[160];
-    (void)printf("%-12s  %-15s  %10s  %-20s  %s\n", "DIGEST", "TOKENS", "SIZE", "LAST USED", "NAMESPACE, IDENTITY");
+    char hex[2 * FIRN_DIGEST_BYTES + 1], when[32], size[FIRNI_SIZE_TEXT_BYTES], label[160], tokens[32], families[64];
+    (void)printf("%-12s  %-15s  %10s  %-26s  %-20s  %s\n", "DIGEST", "TOKENS", "SIZE", "LAYERS", "LAST USED",
+                 "NAMESPACE, IDENTITY");
     for (uint32_t i = 0; i < n; i++) {
         const firni_listing_record *record = entries[i];
         const firni_listing_group *group = &view->listing.groups[record->group];
-        char tokens[32];
         hex_text(&record->digest, hex);
-        (void)snprintf(tokens, sizeof tokens, "%" PRIu32 "..%" PRIu32, view->all_records ? record->first_token : 0,
-                       record->first_token + record->n_tokens);
-        (void)printf("%.12s  %-15s  %10s  %-20s  ", hex, tokens, firni_cmd_size_text(entry_bytes(view, record), size),
+        (void)printf("%.12s  %-15s  %10s  %-26s  %-20s  ", hex, tokens_text(view, record, tokens),
+                     firni_cmd_size_text(entry_bytes(view, record), size), families_text(record, families),
                      time_text(record->last_used_wall_ns, when));
         print_namespace(group->ns);
         (void)printf("  %s%s\n", identity_label(group->identity_text, label, sizeof label),
@@ -232,10 +275,11 @@ static json_t *entries_json(const cache_view *view, const firni_listing_record *
         const firni_listing_group *group = &view->listing.groups[record->group];
         hex_text(&record->digest, hex);
         (void)json_array_append_new(
-            array, json_pack("{s:s, s:I, s:I, s:I, s:s, s:o, s:s, s:b}", "digest", hex, "first_token",
-                             (json_int_t)(view->all_records ? record->first_token : 0), "end_token",
-                             (json_int_t)record->first_token + record->n_tokens, "bytes",
-                             (json_int_t)entry_bytes(view, record), "last_used",
+            array, json_pack("{s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:o, s:s, s:b}", "digest", hex, "kind",
+                             kind_name(record->kind), "first_token", (json_int_t)entry_first_token(view, record),
+                             "end_token", (json_int_t)record->first_token + record->n_tokens, "full_layers",
+                             (json_int_t)record->n_full, "window_layers", (json_int_t)record->n_window, "fixed_layers",
+                             (json_int_t)record->n_fixed, "bytes", (json_int_t)entry_bytes(view, record), "last_used",
                              time_text(record->last_used_wall_ns, when), "namespace", namespace_json(group->ns),
                              "identity", identity_label(group->identity_text, label, sizeof label), "quarantined",
                              (int)record->quarantined));
@@ -409,7 +453,8 @@ const firni_command firni_cmd_cache = {
     .summary = "look into a cache directory, or empty it",
     .synopsis = "cache stat|ls|verify|wipe [--cache-dir DIR] [flags]",
     .details = "  stat     totals, and what each model and namespace holds\n"
-               "  ls       one line for each stored prefix, most recently used first\n"
+               "  ls       one line for each stored prefix and checkpoint, most recently used first, with the number of\n"
+               "           layers of each family whose state it ends with\n"
                "  verify   read every record and check it; exit status 1 when one is bad\n"
                "  wipe     delete all stored state; refused while a server is using the directory\n"
                "\n"

@@ -157,6 +157,7 @@ check 'cache stat --json has the same' out_has '"namespace": "other"'
 call cache ls --cache-dir "$cache"
 lists() { exits 0 && [ "$(wc -l <"$dir/out")" -ge 3 ] && out_has ' 0\.\.[1-9][0-9]* '; }
 check 'cache ls shows a line for each prefix' lists
+check 'with the families of its layers' out_has '  full [1-9][0-9]* window 0 fixed 0  '
 call cache ls --cache-dir "$cache" --json
 check 'cache ls --json is an array' out_has '"end_token": [1-9]'
 call cache verify --cache-dir "$cache"

@@ -3,14 +3,14 @@
  *
  *      disk.c          table of operations, open, close, statistics, state       disk_lookup.c   find: tokens -> handle
  *      volume.c        the attached directory: marker, lock, recovery            disk_handle.c   pins and touches
- *      holes.c         ranges on their way back to the file system               disk_restore.c  handle -> caches
- *      segment.c       segment files: append, punch, physical bytes              disk_object.c   attachments
- *      index.c         LMDB: environment, transactions, segments, holes          disk_delta.c    caches -> what is new
- *      index_entry.c   LMDB: records, objects, checkpoints, recency              disk_store.c    what is new -> named
- *      index_root.c    LMDB: namespaces and identities                           disk_write.c    records -> files
- *      disk_inspect.c  visit and verify                                          disk_evict.c    room, expiry, upkeep
- *      disk_worker.c   the threads of asynchronous restores                      disk_check.c    the books, audited
- *      disk_path.c     what of a path is usable
+ *      holes.c         ranges on their way back to the file system               disk_path.c     what of a path is usable
+ *      segment.c       segment files: append, punch, physical bytes              disk_restore.c  handle -> caches
+ *      index.c         LMDB: environment, transactions, segments, holes          disk_read.c     records -> blocks, verified
+ *      index_entry.c   LMDB: records, objects, checkpoints, recency              disk_object.c   attachments
+ *      index_root.c    LMDB: namespaces and identities                           disk_delta.c    caches -> what is new
+ *      disk_inspect.c  visit and verify                                          disk_store.c    what is new -> named
+ *      disk_check.c    the books, audited                                        disk_write.c    records -> files
+ *      disk_worker.c   the threads of asynchronous restores                      disk_evict.c    room, expiry, upkeep
  *
  * How a record becomes visible (disk_store.c): bytes appended, synced, then named by one index transaction. How it goes
  * (disk_evict.c): unnamed by one index transaction that also logs its range as a hole, then punched, then the log
@@ -391,7 +391,7 @@ uint32_t firni_path_usable(firni_path *path, uint32_t n_records, uint32_t n_max)
 /* The checkpoint at n tokens: MDB_NOTFOUND when there is none that may be served. */
 firni_code firni_path_checkpoint(firni_path *path, uint32_t n_tokens, firni_key *key, firni_entry *entry);
 
-/* ---- disk_restore.c, disk_object.c, disk_worker.c ---------------------------------------------------------------- */
+/* ---- disk_restore.c, disk_read.c, disk_object.c, disk_worker.c ---------------------------------------------------- */
 
 #define FIRNI_CODE_CORRUPT EBADMSG /* a record's bytes are not what they should be */
 

@@ -18,99 +18,16 @@
  * kernel may write into the blocks, so nothing is released before.
  */
 #include <assert.h>
-#include <errno.h>
 #include <string.h>
 
 #include "array/array_impl.h"
-#include "tier/disk/disk_impl.h"
-
-#define READ_BYTES_MAX (UINT64_C(8) << 20) /* of one read: large enough for the device, small enough to overlap */
-
-/* What is read of one record: its header and its first images. */
-typedef struct restore_part {
-    const firni_entry *entry;
-    const firni_plan_form *form;
-    uint32_t n_images;
-    uint64_t n_bytes;   /* from the record's start */
-    uint32_t first_iov; /* 1 + n_images of them */
-    firni_code code;    /* what is wrong with it */
-} restore_part;
-
-/* Neighbouring parts that one call reads. */
-typedef struct restore_read {
-    uint32_t first_part, n_parts;
-    uint64_t n_bytes;
-} restore_read;
-
-typedef struct restore_job {
-    firni_disk *disk;
-    firni_volume *volume;
-    firn_tier_handle *handle;
-    uint32_t n_tokens, n_records;
-    bool has_checkpoint;
-    firni_entry checkpoint; /* at n_tokens */
-    firni_key checkpoint_key;
-    restore_part *parts; /* [n_parts]: the records, then the checkpoint */
-    uint32_t n_parts;
-    firn_block **blocks; /* [n_layers][n_records]: token blocks; NULL where none is read */
-    firn_block **fixed;  /* [n_layers] */
-    uint8_t *headers;    /* [n_parts], header_bytes apart */
-    size_t header_bytes;
-    firni_section *sections; /* of the record that is being verified */
-    firn_cache **caches;     /* [n_layers] */
-    firn_token *tokens;
-    firn_io_read *reads;      /* [n_parts]: room for a read of each */
-    restore_read *read_parts; /* [n_parts]: what each read covers */
-    uint32_t n_reads;
-    struct iovec *iov;
-    uint64_t n_bytes;
-} restore_job;
-
-/* ---- what a bad record means ------------------------------------------------------------------------------------- */
-
-firn_reason firni_disk_bad_record(firni_disk *disk, firni_volume *volume, const firni_key *key,
-                                  const firni_entry *entry, firni_code code)
-{
-    if (code != FIRNI_CODE_CORRUPT && code != ENOENT) {
-        return firni_disk_failed(disk, volume, code, "reading a record");
-    }
-    /* The writer, perhaps another process, may have taken the record away under the read. */
-    MDB_txn *txn = NULL;
-    firni_entry now;
-    firni_code found = firni_index_begin(&volume->index, true, &txn);
-    if (found == 0) {
-        found = firni_index_get(&volume->index, txn, key, &now);
-    }
-    mdb_txn_abort(txn);
-    if (found == MDB_NOTFOUND || (found == 0 && !firni_place_equal(&now.place, &entry->place))) {
-        return FIRN_REASON_GONE;
-    }
-    firni_disk_suspect(disk, key, &entry->place);
-    firni_log(disk->env, FIRN_LOG_WARN, "disk tier %s: a record in segment %u at %llu does not verify; quarantined",
-              disk->dir, entry->place.segment, (unsigned long long)entry->place.offset);
-    return FIRN_REASON_CORRUPT;
-}
-
-/* Everything that the header says about itself, against what the index said and what was asked for. The tokens are
- * compared as such: equal digests are not taken for equal prompts. */
-bool firni_disk_header_fits(const firni_disk *disk, const firni_record *record, const firni_entry *entry,
-                            const firni_key *key, const firn_digest *ns)
-{
-    firn_token tokens[FIRN_BLOCK_TOKENS];
-    const firn_digest parent = firni_key_parent(key);
-    const uint32_t n_tokens = firni_key_tokens(key, tokens);
-    return record->kind == entry->kind && record->first_token == entry->first_token && record->n_tokens == n_tokens &&
-           record->n_tokens == entry->n_tokens && firni_digest_equal(&record->digest, &entry->digest) &&
-           firni_digest_equal(&record->parent, &parent) && firni_digest_equal(&record->ns, ns) &&
-           firni_digest_equal(&record->identity, &disk->options.schema->identity) &&
-           (n_tokens == 0 || memcmp(record->tokens, tokens, n_tokens * sizeof tokens[0]) == 0);
-}
+#include "tier/disk/restore_impl.h"
 
 /* ---- 1. what is needed ------------------------------------------------------------------------------------------- */
 
 /* The count that was looked up is usable, and its checkpoint pinned. A shorter one has to be asked for, and its
  * checkpoint may vanish. */
-static firn_reason choose_checkpoint(restore_job *job)
+static firn_reason choose_checkpoint(firni_restore_job *job)
 {
     firni_disk *disk = job->disk;
     firn_tier_handle *handle = job->handle;
@@ -143,13 +60,13 @@ static firn_reason choose_checkpoint(restore_job *job)
 }
 
 /* Which form each record has, and how much of it is read. Returns the number of iovecs. */
-static size_t choose_parts(restore_job *job)
+static size_t choose_parts(firni_restore_job *job)
 {
     const firni_plan *plan = &job->disk->plan;
     const firni_families *families = &job->disk->families;
     size_t n_iov = 0;
     for (uint32_t i = 0; i < job->n_parts; i++) {
-        restore_part *part = &job->parts[i];
+        firni_restore_part *part = &job->parts[i];
         if (i < job->n_records) {
             part->entry = &job->handle->entries[i];
             const uint32_t n_held = firni_plan_kinds_held(plan, part->entry->n_window);
@@ -173,31 +90,13 @@ static size_t choose_parts(restore_job *job)
 
 /* ---- 2. memory --------------------------------------------------------------------------------------------------- */
 
-/* The blocks of one layer are neighbours in the list, as firn_row_view wants them. */
-static firn_block **layer_blocks(const restore_job *job, uint32_t layer)
-{
-    return job->blocks + (size_t)layer * job->n_records;
-}
-
-/* Where the block of a part's image is kept. */
-static firn_block **image_slot(const restore_job *job, uint32_t part, uint32_t image)
-{
-    const uint32_t layer = job->parts[part].form->images[image].layer;
-    return part < job->n_records ? &layer_blocks(job, layer)[part] : &job->fixed[layer];
-}
-
-static uint8_t *part_header(const restore_job *job, uint32_t part)
-{
-    return job->headers + part * job->header_bytes;
-}
-
 /* Undefined memory will do: the read fills it, and verifying zeroes what no section covers. */
-static bool allocate_blocks(restore_job *job)
+static bool allocate_blocks(firni_restore_job *job)
 {
     for (uint32_t i = 0; i < job->n_parts; i++) {
         for (uint32_t k = 0; k < job->parts[i].n_images; k++) {
             if (firni_block_alloc_undefined(job->disk->options.pool, job->parts[i].form->images[k].n_bytes,
-                                            image_slot(job, i, k), NULL) != FIRN_OK) {
+                                            firni_restore_slot(job, i, k), NULL) != FIRN_OK) {
                 return false;
             }
         }
@@ -206,7 +105,7 @@ static bool allocate_blocks(restore_job *job)
 }
 
 /* False: something was refused; release() frees what there is. */
-static bool allocate(restore_job *job)
+static bool allocate(firni_restore_job *job)
 {
     const firni_disk *disk = job->disk;
     const firn_env *env = disk->env;
@@ -228,10 +127,10 @@ static bool allocate(restore_job *job)
     job->sections = firni_calloc(env, n_sections, sizeof *job->sections);
     job->tokens = firni_calloc(env, job->n_tokens, sizeof *job->tokens);
     job->reads = firni_calloc(env, job->n_parts, sizeof *job->reads);
-    job->read_parts = firni_calloc(env, job->n_parts, sizeof *job->read_parts);
+    job->spans = firni_calloc(env, job->n_parts, sizeof *job->spans);
     job->iov = firni_calloc(env, n_iov, sizeof *job->iov);
     if (job->caches == NULL || job->blocks == NULL || job->fixed == NULL || job->headers == NULL ||
-        job->sections == NULL || job->tokens == NULL || job->reads == NULL || job->read_parts == NULL ||
+        job->sections == NULL || job->tokens == NULL || job->reads == NULL || job->spans == NULL ||
         job->iov == NULL) {
         return false;
     }
@@ -244,13 +143,13 @@ static bool allocate(restore_job *job)
 }
 
 /* Gives back what the caller does not get. */
-static void release(restore_job *job)
+static void release(firni_restore_job *job)
 {
     const firni_plan *plan = &job->disk->plan;
     const firn_env *env = job->disk->env;
     for (uint32_t layer = 0; layer < plan->n_layers; layer++) {
         for (uint32_t i = 0; job->blocks != NULL && i < job->n_records; i++) {
-            firn_block_release(layer_blocks(job, layer)[i]);
+            firn_block_release(firni_restore_blocks(job, layer)[i]);
         }
         if (job->fixed != NULL) {
             firn_block_release(job->fixed[layer]);
@@ -267,150 +166,21 @@ static void release(restore_job *job)
     firni_free(env, job->sections);
     firni_free(env, job->tokens);
     firni_free(env, job->reads);
-    firni_free(env, job->read_parts);
+    firni_free(env, job->spans);
     firni_free(env, job->iov);
 }
 
-/* ---- 3. reading -------------------------------------------------------------------------------------------------- */
-
-static void fill_iov(const restore_job *job, uint32_t i)
-{
-    const restore_part *part = &job->parts[i];
-    struct iovec *iov = job->iov + part->first_iov;
-    iov[0] = (struct iovec){ .iov_base = part_header(job, i), .iov_len = part->form->header_bytes };
-    for (uint32_t k = 0; k < part->n_images; k++) {
-        iov[1 + k] = (struct iovec){ .iov_base = firn_block_data(*image_slot(job, i, k)),
-                                     .iov_len = part->form->images[k].n_bytes };
-    }
-}
-
-/* Whether part i lies right behind the last part of the read, which then reads on. Records of one store lie one behind
- * the other, unless a segment ended between them; a part that leaves out the end of its record breaks the row. */
-static bool joins(const restore_job *job, const restore_read *covered, const firn_io_read *read, uint32_t i)
-{
-    if (covered->first_part + covered->n_parts != i) {
-        return false;
-    }
-    const restore_part *part = &job->parts[i], *before = &job->parts[i - 1];
-    const firni_place *a = &before->entry->place, *b = &part->entry->place;
-    return a->segment == b->segment && a->offset + before->n_bytes == b->offset &&
-           read->n_iov + 1 + part->n_images <= FIRNI_IOV_MAX && covered->n_bytes + part->n_bytes <= READ_BYTES_MAX;
-}
-
-/* Lays out the reads. What cannot be read at all has its code afterwards, and no read. */
-static void plan_reads(restore_job *job)
-{
-    for (uint32_t i = 0; i < job->n_parts; i++) {
-        restore_part *part = &job->parts[i];
-        fill_iov(job, i);
-        if (part->entry->place.n_bytes != part->form->record_bytes) {
-            part->code = FIRNI_CODE_CORRUPT;
-            continue;
-        }
-        if (job->n_reads > 0) {
-            restore_read *covered = &job->read_parts[job->n_reads - 1];
-            firn_io_read *last = &job->reads[job->n_reads - 1];
-            if (joins(job, covered, last, i)) {
-                last->n_iov += 1 + part->n_images;
-                covered->n_parts++;
-                covered->n_bytes += part->n_bytes;
-                continue;
-            }
-        }
-        int fd;
-        part->code = firni_segment_use(&job->volume->segments, part->entry->place.segment, &fd);
-        if (part->code == 0) {
-            job->reads[job->n_reads] = (firn_io_read){ .fd = fd,
-                                                       .offset = part->entry->place.offset,
-                                                       .iov = job->iov + part->first_iov,
-                                                       .n_iov = 1 + part->n_images,
-                                                       .result = -EIO };
-            job->read_parts[job->n_reads++] = (restore_read){ .first_part = i, .n_parts = 1, .n_bytes = part->n_bytes };
-        }
-    }
-}
-
-/* Each read has its own use of its segment. */
-static void leave_segments(const restore_job *job)
-{
-    for (uint32_t r = 0; r < job->n_reads; r++) {
-        const restore_part *part = &job->parts[job->read_parts[r].first_part];
-        firni_segment_leave(&job->volume->segments, part->entry->place.segment);
-    }
-}
-
-/* ---- 4. verifying ------------------------------------------------------------------------------------------------ */
-
-static firni_key part_key(const restore_job *job, uint32_t i)
-{
-    return i < job->n_records ? firni_handle_key(job->handle, i) : job->checkpoint_key;
-}
-
-/* Header first: it says what the checksums of the sections are. */
-static bool verify_part(restore_job *job, uint32_t i)
-{
-    const restore_part *part = &job->parts[i];
-    const firni_plan_form *form = part->form;
-    const firni_key key = part_key(job, i);
-    firni_record record;
-    if (firni_record_decode(part_header(job, i), form->header_bytes, form->record_bytes, job->sections,
-                            form->n_sections, &record, NULL) != FIRN_OK ||
-        !firni_disk_header_fits(job->disk, &record, part->entry, &key, &job->handle->ns) ||
-        !firni_form_matches(form, &record)) {
-        return false;
-    }
-    for (uint32_t k = 0; k < part->n_images; k++) {
-        if (!firni_form_verify(form, k, firn_block_data(*image_slot(job, i, k)), record.sections)) {
-            return false;
-        }
-    }
-    return true;
-}
-
-/* One read has completed. Every record is looked at, also when another is bad: all that are damaged are found at once,
- * and written anew by the next store. */
-static void on_read(void *ctx, uint32_t index)
-{
-    restore_job *job = ctx;
-    const firn_io_read *read = &job->reads[index];
-    const restore_read *covered = &job->read_parts[index];
-    uint64_t n_needed = 0;
-    for (uint32_t i = covered->first_part; i < covered->first_part + covered->n_parts; i++) {
-        n_needed += job->parts[i].n_bytes;
-        if (read->result < 0) {
-            job->parts[i].code = (firni_code)-read->result;
-        } else if ((uint64_t)read->result < n_needed || !verify_part(job, i)) {
-            job->parts[i].code = FIRNI_CODE_CORRUPT;
-        }
-    }
-}
-
-/* NONE, or what is wrong with the first bad record; all of them are noted. */
-static firn_reason judge_parts(restore_job *job)
-{
-    firn_reason first = FIRN_REASON_NONE;
-    for (uint32_t i = 0; i < job->n_parts; i++) {
-        const restore_part *part = &job->parts[i];
-        if (part->code != 0) {
-            const firni_key key = part_key(job, i);
-            const firn_reason reason = firni_disk_bad_record(job->disk, job->volume, &key, part->entry, part->code);
-            first = first == FIRN_REASON_NONE ? reason : first;
-        }
-    }
-    return first;
-}
-
-/* ---- 5. the restore ---------------------------------------------------------------------------------------------- */
+/* ---- 3. to 5. ----------------------------------------------------------------------------------------------- */
 
 /* One row of the layer: its blocks from the first that it needs on, and its state. Blocks of shorter windows that were
  * read for longer ones are left behind. */
-static firn_reason adopt_layer(restore_job *job, uint32_t layer)
+static firn_reason adopt_layer(firni_restore_job *job, uint32_t layer)
 {
     const firni_disk *disk = job->disk;
     firn_row_view view = { .fixed = job->fixed[layer], .n_tokens = job->n_tokens };
     if (disk->plan.families[layer] & (FIRNI_FAMILY_FULL | FIRNI_FAMILY_WINDOW)) {
         view.first_block = firn_cache_first_block_needed(disk->shapes[layer], job->n_tokens);
-        view.blocks = layer_blocks(job, layer) + view.first_block;
+        view.blocks = firni_restore_blocks(job, layer) + view.first_block;
         view.n_blocks = job->n_records - view.first_block;
     }
     const firn_status status = firn_cache_adopt_row(job->caches[layer], &view, NULL);
@@ -422,7 +192,7 @@ static firn_reason adopt_layer(restore_job *job, uint32_t layer)
 }
 
 /* All steps for the caches; the attachments are read by the caller. */
-static firn_reason read_records(restore_job *job)
+static firn_reason read_records(firni_restore_job *job)
 {
     firni_disk *disk = job->disk;
     if (job->n_records == 0) {
@@ -435,14 +205,7 @@ static firn_reason read_records(restore_job *job)
     if (reason != FIRN_REASON_NONE) {
         return reason;
     }
-    plan_reads(job);
-    const firn_io *io = firni_io(disk->env);
-    const firni_code code = -io->read_batch(io->ctx, job->reads, job->n_reads, on_read, job);
-    leave_segments(job);
-    if (code != 0) {
-        return firni_disk_failed(disk, job->volume, code, "reading records");
-    }
-    reason = judge_parts(job);
+    reason = firni_restore_read(job);
     for (uint32_t layer = 0; layer < disk->plan.n_layers && reason == FIRN_REASON_NONE; layer++) {
         reason = adopt_layer(job, layer);
     }
@@ -453,7 +216,7 @@ static firn_reason read_records(restore_job *job)
 }
 
 /* Hands over tokens and caches only when everything is there. */
-static firn_reason restore(restore_job *job, firn_restored *out)
+static firn_reason restore(firni_restore_job *job, firn_restored *out)
 {
     firni_disk *disk = job->disk;
     *out = (firn_restored){ .env = disk->env, .n_tokens = job->n_tokens };
@@ -495,7 +258,7 @@ firn_reason firni_disk_restore(firn_tier *tier, firn_tier_handle *handle, uint32
 {
     firni_disk *disk = firni_disk_of(tier);
     *out = (firn_restored){ 0 };
-    restore_job job = { .disk = disk, .handle = handle };
+    firni_restore_job job = { .disk = disk, .handle = handle };
     job.n_tokens = n_tokens == 0 ? handle->prefix_len : n_tokens;
     assert(job.n_tokens <= handle->prefix_len);
     job.n_records = (job.n_tokens + FIRN_BLOCK_TOKENS - 1) / FIRN_BLOCK_TOKENS;
