@@ -74,9 +74,8 @@ static void seal(uint8_t *bytes, size_t size)
         tokens[i] = firni_get_u32(bytes + 192 + 4 * (size_t)i);
     }
     if (n_tokens <= FIRN_BLOCK_TOKENS) {
-        const firn_digest digest = firni_get_u32(bytes + 28) == FIRNI_RECORD_OBJECT
-                                       ? firni_chain_object(&parent, tokens, n_tokens)
-                                       : firn_chain_extend(&parent, tokens, n_tokens);
+        const firni_record_kind kind = (firni_record_kind)firni_get_u32(bytes + 28);
+        const firn_digest digest = firni_chain_record(kind, &parent, tokens, n_tokens);
         memcpy(bytes + 160, digest.bytes, sizeof digest.bytes);
     }
     const uint32_t header_bytes = firni_get_u32(bytes + 32);

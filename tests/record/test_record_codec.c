@@ -8,7 +8,7 @@
 
 #define N_SECTIONS 5u
 
-/* A record of two layers with two planes each, or an object. */
+/* A record of two layers with two planes each, a checkpoint, or an object. */
 static void make_record(firni_record *record, firni_section *sections, firni_record_kind kind, uint32_t n_tokens)
 {
     memset(record, 0, sizeof *record);
@@ -24,11 +24,13 @@ static void make_record(firni_record *record, firni_section *sections, firni_rec
     for (uint32_t i = 0; i < n_tokens; i++) {
         record->tokens[i] = 1000 + i;
     }
-    record->digest = kind == FIRNI_RECORD_OBJECT ? firni_chain_object(&record->parent, record->tokens, n_tokens)
-                                                 : firn_chain_extend(&record->parent, record->tokens, n_tokens);
+    record->digest = firni_chain_record(kind, &record->parent, record->tokens, n_tokens);
+    const firni_section_kind section_kind = kind == FIRNI_RECORD_OBJECT       ? FIRNI_SECTION_TENSOR
+                                            : kind == FIRNI_RECORD_CHECKPOINT ? FIRNI_SECTION_STATE
+                                                                              : FIRNI_SECTION_PLANE;
     uint64_t offset = record->header_bytes;
     for (uint32_t i = 0; i < N_SECTIONS; i++) {
-        sections[i] = (firni_section){ .kind = kind == FIRNI_RECORD_OBJECT ? FIRNI_SECTION_TENSOR : FIRNI_SECTION_PLANE,
+        sections[i] = (firni_section){ .kind = section_kind,
                                        .layer = (uint16_t)(i / 2),
                                        .plane = (uint16_t)(i % 2),
                                        .dtype = FIRN_DTYPE_F16,
@@ -64,8 +66,9 @@ static void headers_come_back_as_they_were(void **unused)
         firni_record_kind kind;
         uint32_t n_tokens;
     } cases[] = { { FIRNI_RECORD_BLOCK, 64 },  { FIRNI_RECORD_TAIL, 1 },    { FIRNI_RECORD_TAIL, 63 },
-                  { FIRNI_RECORD_OBJECT, 0 },  { FIRNI_RECORD_OBJECT, 63 } };
-    for (size_t i = 0; i < 5; i++) {
+                  { FIRNI_RECORD_OBJECT, 0 },  { FIRNI_RECORD_OBJECT, 63 },
+                  { FIRNI_RECORD_CHECKPOINT, 1 }, { FIRNI_RECORD_CHECKPOINT, 64 } };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         firni_section sections[N_SECTIONS];
         firni_record record, found;
         uint8_t bytes[4096];
@@ -111,6 +114,54 @@ static void the_bytes_of_a_header_are_those_of_the_format(void **unused)
     const uint8_t section[64] = { 1, 0, 0, 0, 1, 0, 2, 3, 2, 0, 0, 0, 8, 0, 0, 0, 64, 0, 0, 0, 0, 0, 0, 0,
                                   0, 0x18, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 77 };
     assert_memory_equal(bytes + 448 + 64, section, sizeof section);
+}
+
+/* Blocks of a model without token blocks are headers alone; nothing else may be empty, and nothing follows them. */
+static void only_records_of_tokens_may_be_headers_alone(void **unused)
+{
+    (void)unused;
+    static const firni_record_kind kinds[] = { FIRNI_RECORD_BLOCK, FIRNI_RECORD_TAIL, FIRNI_RECORD_CHECKPOINT,
+                                               FIRNI_RECORD_OBJECT };
+    for (size_t i = 0; i < 4; i++) {
+        firni_section sections[N_SECTIONS];
+        firni_record record, found;
+        uint8_t bytes[4096];
+        make_record(&record, sections, kinds[i], kinds[i] == FIRNI_RECORD_BLOCK ? 64 : 20);
+        record.n_sections = 0;
+        record.record_bytes = record.header_bytes;
+        firni_record_encode(&record, bytes);
+        assert_status(decode(bytes, sizeof bytes, &found), i < 2 ? FIRN_OK : FIRN_ERR_CORRUPT);
+        assert_int_equal(found.n_sections, 0);
+        record.record_bytes += 4096;
+        firni_record_encode(&record, bytes);
+        assert_status(decode(bytes, sizeof bytes, &found), FIRN_ERR_CORRUPT);
+    }
+}
+
+/* A checkpoint has the tokens of a tail; as neither of them does it pass for the other. */
+static void kinds_do_not_pass_for_each_other(void **unused)
+{
+    (void)unused;
+    static const firni_record_kind kinds[] = { FIRNI_RECORD_TAIL, FIRNI_RECORD_CHECKPOINT, FIRNI_RECORD_OBJECT };
+    for (size_t i = 0; i < 3; i++) {
+        for (size_t k = 0; k < 3; k++) {
+            firni_section sections[N_SECTIONS];
+            firni_record record, found;
+            uint8_t bytes[4096];
+            make_record(&record, sections, kinds[i], 20);
+            firni_record_encode(&record, bytes);
+            firni_put_u32(bytes + 28, (uint32_t)kinds[k]);
+            reseal(bytes, sizeof bytes);
+            assert_status(decode(bytes, sizeof bytes, &found), i == k ? FIRN_OK : FIRN_ERR_CORRUPT);
+            /* Nor with the other's sections. */
+            make_record(&record, sections, kinds[i], 20);
+            sections[2].kind = kinds[k] == FIRNI_RECORD_OBJECT       ? FIRNI_SECTION_METADATA
+                               : kinds[k] == FIRNI_RECORD_CHECKPOINT ? FIRNI_SECTION_STATE
+                                                                     : FIRNI_SECTION_PLANE;
+            firni_record_encode(&record, bytes);
+            assert_status(decode(bytes, sizeof bytes, &found), i == k ? FIRN_OK : FIRN_ERR_CORRUPT);
+        }
+    }
 }
 
 static void any_flipped_bit_of_a_header_is_noticed(void **unused)
@@ -161,14 +212,14 @@ static void a_well_sealed_lie_is_refused_field_by_field(void **unused)
         uint64_t value;
     } lies[] = {
         { 24, 4, 2 },                          /* version */
-        { 28, 4, 0 }, { 28, 4, 3 }, { 28, 4, 4 }, { 28, 4, 9 }, /* kind: none, reserved, with planes, unknown */
+        { 28, 4, 0 }, { 28, 4, 3 }, { 28, 4, 4 }, { 28, 4, 9 }, /* kind: none, others with planes, unknown */
         { 32, 4, 0 }, { 32, 4, 8192 },         /* header_bytes */
         { 36, 4, 0 }, { 36, 4, 0xffffffff },   /* n_sections */
         { 40, 8, 0 }, { 40, 8, 24575 }, { 40, 8, UINT64_MAX }, { 40, 8, UINT64_C(1) << 40 }, /* record_bytes */
         { 56, 4, 127 },                        /* first_token */
         { 60, 4, 0 }, { 60, 4, 63 }, { 60, 4, 65 }, { 60, 4, 0xffffffff }, /* n_tokens */
         { 128, 1, 0x34 }, { 160, 1, 0 }, { 192, 4, 5 }, /* chain */
-        { 448, 2, 0 }, { 448, 2, 3 }, { 448, 2, 9 },    /* section kind */
+        { 448, 2, 0 }, { 448, 2, 3 }, { 448, 2, 4 }, { 448, 2, 5 }, /* section kind */
         { 454, 1, 0 }, { 454, 1, 200 },        /* dtype */
         { 455, 1, 0 }, { 455, 1, 5 },          /* n_dims */
         { 456, 4, 0 }, { 456, 4, 0xffffffff }, { 468, 4, 1 },   /* shape */
@@ -264,6 +315,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(headers_come_back_as_they_were),
         cmocka_unit_test(the_bytes_of_a_header_are_those_of_the_format),
+        cmocka_unit_test(only_records_of_tokens_may_be_headers_alone),
+        cmocka_unit_test(kinds_do_not_pass_for_each_other),
         cmocka_unit_test(any_flipped_bit_of_a_header_is_noticed),
         cmocka_unit_test(a_header_cut_anywhere_is_noticed),
         cmocka_unit_test(a_well_sealed_lie_is_refused_field_by_field),

@@ -23,13 +23,19 @@ typedef struct phase {
 } phase;
 
 static const phase phases[] = {
-    { .name = "room enough", .disk = { .segment_bytes = 1u << 20 }, .n_kills = 150, .kills_per_store = 10 },
+    { .name = "room enough", .disk = { .segment_bytes = 1u << 20 }, .n_kills = 100, .kills_per_store = 10 },
     { .name = "evicting",
       .geometry = { .dtype = FIRN_DTYPE_F32, .n_kv_heads = 16, .head_dim = 64 },
       .disk = { .budget_bytes = 64u << 20, .segment_bytes = 8u << 20 },
-      .n_kills = 50,
-      .kills_per_store = 25,
+      .n_kills = 40,
+      .kills_per_store = 20,
       .evicts = true },
+    { .name = "all families",
+      .geometry = { .schema = FIXTURE_ALL },
+      .disk = { .segment_bytes = 1u << 20 },
+      .n_kills = 40,
+      .kills_per_store = 10 },
+    { .name = "states only", .geometry = { .schema = FIXTURE_STATES_ONLY }, .n_kills = 20, .kills_per_store = 10 },
 };
 
 static firn_token sequences[N_SEQUENCES][LENGTH_MAX];

@@ -17,6 +17,8 @@ typedef struct torture_stage {
 } torture_stage;
 
 static torture_stage small_stage = { .n_fillers = 0 };
+/* All families: window blocks, states and a checkpoint for each prefix. */
+static torture_stage families_stage = { .geometry = { .schema = FIXTURE_ALL } };
 static torture_stage full_stage = { .geometry = { .dtype = FIRN_DTYPE_F32, .n_kv_heads = 16, .head_dim = 96 },
                                     .n_fillers = 16 };
 static const firn_disk_options tight = { .budget_bytes = 64u << 20, .segment_bytes = 16u << 20 };
@@ -60,6 +62,7 @@ static int prepare(void **unused)
         fixture_random_tokens(&rng, prepared.filler[i], 130);
     }
     prepare_stage(&small_stage);
+    prepare_stage(&families_stage);
     prepare_stage(&full_stage);
     return 0;
 }
@@ -68,6 +71,8 @@ static int cleanup(void **unused)
 {
     (void)unused;
     test_dir_remove(small_stage.seed_dir);
+    test_dir_remove(families_stage.seed_dir);
+    free(families_stage.seed_dir);
     test_dir_remove(full_stage.seed_dir);
     free(small_stage.seed_dir);
     free(full_stage.seed_dir);
@@ -223,7 +228,8 @@ static const fault no_space = { .name = "ENOSPC from then on", .number = ENOSPC,
 static void each_allocation_fails_once(void **unused)
 {
     (void)unused;
-    torture(&small_stage, &no_memory, 1, 1);
+    torture(&small_stage, &no_memory, 1, 2);
+    torture(&families_stage, &no_memory, 2, 2);
     torture(&full_stage, &no_memory, 8, 7);
 }
 
@@ -231,19 +237,21 @@ static void each_io_call_fails_once_with_eio(void **unused)
 {
     (void)unused;
     torture(&small_stage, &io_error, 1, 1);
+    torture(&families_stage, &io_error, 1, 1);
     torture(&full_stage, &io_error, 16, 3);
 }
 
 static void each_io_call_is_short_once(void **unused)
 {
     (void)unused;
-    torture(&small_stage, &short_io, 1, 1);
+    torture(&families_stage, &short_io, 1, 1);
 }
 
 static void the_disk_is_full_from_each_call_on(void **unused)
 {
     (void)unused;
-    torture(&small_stage, &no_space, 1, 1);
+    torture(&small_stage, &no_space, 1, 2);
+    torture(&families_stage, &no_space, 1, 1);
     torture(&full_stage, &no_space, 17, 6);
 }
 
