@@ -128,8 +128,9 @@ struct firn_tier {
 firn_match firn_tier_find(firn_tier *tier, const firn_token *prompt, uint32_t n_tokens, const char *ns);
 /* findExact: the entry stored for exactly these tokens (n_tokens may be 0: objects). */
 firn_match firn_tier_find_exact(firn_tier *tier, const firn_token *tokens, uint32_t n_tokens, const char *ns);
-/* restore: the first n_tokens of the match (0: all of match.prefix_len). Fills *out and returns NONE, or leaves *out
- * zeroed and returns the reason. The handle stays the caller's. */
+/* restore: the first n_tokens of the match (0: all of match.prefix_len); fewer than all only where every family can
+ * resume on the records that matched, FAMILY_MISSING otherwise. Fills *out and returns NONE, or leaves *out zeroed and
+ * returns the reason. The handle stays the caller's. */
 firn_reason firn_tier_restore(firn_tier *tier, firn_tier_handle *handle, uint32_t n_tokens, firn_restored *out);
 /* restoreAsync: the same, answered through done, once, when the call returned FIRN_OK. deadline_ns is a time of the
  * tier's own monotonic clock (0: none): when it comes first, done is called with DEADLINE and the read's result is

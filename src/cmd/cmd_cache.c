@@ -162,7 +162,8 @@ static json_t *stat_json(const cache_view *view)
                               identity_json(group->identity_text), "namespace", namespace_json(group->ns), "records",
                               (json_int_t)group->n_records, "quarantined", (json_int_t)group->n_quarantined, "prefixes",
                               (json_int_t)group->n_prefixes, "tokens", (json_int_t)group->n_tokens, "checkpoints",
-                              (json_int_t)group->n_checkpoints, "bytes", (json_int_t)group->n_bytes, "last_used", time_text(group->last_used_wall_ns, when)));
+                              (json_int_t)group->n_checkpoints, "bytes", (json_int_t)group->n_bytes, "last_used",
+                              time_text(group->last_used_wall_ns, when)));
     }
     return json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o}", "directory", view->dir, "physical_bytes",
                      (json_int_t)stats.physical_bytes, "budget_bytes", (json_int_t)stats.budget_bytes, "records",
@@ -453,8 +454,8 @@ const firni_command firni_cmd_cache = {
     .summary = "look into a cache directory, or empty it",
     .synopsis = "cache stat|ls|verify|wipe [--cache-dir DIR] [flags]",
     .details = "  stat     totals, and what each model and namespace holds\n"
-               "  ls       one line for each stored prefix and checkpoint, most recently used first, with the number of\n"
-               "           layers of each family whose state it ends with\n"
+               "  ls       one line for each stored prefix and checkpoint, most recently used first, with the\n"
+               "           number of layers of each family whose state it ends with\n"
                "  verify   read every record and check it; exit status 1 when one is bad\n"
                "  wipe     delete all stored state; refused while a server is using the directory\n"
                "\n"

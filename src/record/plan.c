@@ -19,8 +19,8 @@ static firn_status add_image(firni_plan_form *form, uint32_t layer, size_t n_byt
                              uint32_t n_planes, firni_section_kind kind, firn_error *err)
 {
     if (n_planes == 0 || n_bytes % FIRNI_RECORD_ALIGN != 0) {
-        return firni_fail(err, FIRN_ERR_INVALID, "layer %u: a block of %zu bytes with %u planes cannot be stored", layer,
-                          n_bytes, n_planes);
+        return firni_fail(err, FIRN_ERR_INVALID, "layer %u: a block of %zu bytes with %u planes cannot be stored",
+                          layer, n_bytes, n_planes);
     }
     form->images[form->n_images++] = (firni_plan_image){
         .layer = layer, .n_bytes = n_bytes, .first_section = form->n_sections, .n_sections = n_planes

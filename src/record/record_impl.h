@@ -1,9 +1,9 @@
 /*
  * record: the stored form of state, the same bytes for every tier.
  *
- * A record holds up to 64 tokens over all layers (a *block* when full, a *tail* when not), the fixed-size states of one
- * exact token count (a *checkpoint*), or its attachments (an *object*). It is self-describing and self-checking: header,
- * then images.
+ * A record holds up to 64 tokens over all layers (a *block* when full, a *tail* when not), the fixed-size states of
+ * one exact token count (a *checkpoint*), or its attachments (an *object*). It is self-describing and self-checking:
+ * header, then images.
  *
  *      +-------------------+------------+-- ... --+------------+-- ... --+
  *      | header, n x 4 KiB | full layer |         | window l.  |         |     block, tail
@@ -15,8 +15,8 @@
  * straight into a block and a write comes straight from one. The planes of a layer are sections inside its image; bytes
  * of an image that no section covers mean nothing and are zeroed after a read.
  *
- * Window layers come last, the longest windows first, so that a restore that ends far behind a block reads only what lies
- * before them; and a record may lack some of the last, or all, because a row has let its old blocks go (a *bare*
+ * Window layers come last, the longest windows first, so that a restore that ends far behind a block reads only what
+ * lies before them; and a record may lack some of the last, or all, because a row has let its old blocks go (a *bare*
  * record). Without layers that have token blocks a block is its header: the chain of tokens that checkpoints lie on.
  *
  * Header, all numbers little-endian:
@@ -190,7 +190,7 @@ typedef struct firni_plan {
     firni_plan_form checkpoint;
 } firni_plan;
 
-/* `layers`: one cache of each layer of the schema, borrowed for the call like `kinds`. The schema must outlive the plan.
+/* `layers`: one cache of each layer of the schema, borrowed for the call like `kinds`. The schema outlives the plan.
  * Errors: INVALID (a block that is no multiple of 4 KiB, too many sections), NO_MEMORY. */
 firn_status firni_plan_init(const firn_schema *schema, const firn_cache *const *layers, firni_plan_kinds kinds,
                             const firn_env *env, firni_plan *out, firn_error *err);

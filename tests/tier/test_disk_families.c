@@ -426,8 +426,8 @@ static bool is_needed(const rig *r, const firni_record *record, const firni_sect
     return record->first_token / T >= first;
 }
 
-/* Every section of every record that the restore at 150 reads, and its header. Block 0 was stored by itself before, with
- * all its windows and a checkpoint, which the restore does not read. */
+/* Every section of every record that the restore at 150 reads, and its header. Block 0 was stored by itself before,
+ * with all its windows and a checkpoint, which the restore does not read. */
 static void a_flipped_bit_in_any_section_is_a_full_miss(void **unused)
 {
     (void)unused;
@@ -450,7 +450,8 @@ static void a_flipped_bit_in_any_section_is_a_full_miss(void **unused)
                 if (s < record.n_sections && !is_needed(r, &record, &sections[s], 150)) {
                     continue;
                 }
-                const size_t place = s == record.n_sections ? at + 100 : at + sections[s].offset + sections[s].n_bytes / 2;
+                const bool is_header = s == record.n_sections;
+                const size_t place = at + (is_header ? 100 : sections[s].offset + sections[s].n_bytes / 2);
                 char *pristine = r->dir;
                 char command[1400];
                 r->dir = test_dir_create();

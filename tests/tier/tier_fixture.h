@@ -125,8 +125,8 @@ static inline uint64_t fixture_mix(uint64_t x)
     return x ^ (x >> 31);
 }
 
-/* One serial cache per layer; key and value of a position depend on all tokens up to it. Appended in chunks, as an engine
- * does, so that window layers let their old blocks go. */
+/* One serial cache per layer; key and value of a position depend on all tokens up to it. Appended in chunks, as an
+ * engine does, so that window layers let their old blocks go. */
 static inline void fixture_make_caches(const fixture *fix, const firn_token *tokens, uint32_t n_tokens,
                                        firn_cache *caches[FIXTURE_LAYERS_MAX])
 {

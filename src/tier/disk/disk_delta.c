@@ -1,8 +1,8 @@
 /*
  * What a store has to write: the records that the index lacks of a prefix.
  *
- *   blocks       of 64 tokens: missing, quarantined, or without blocks of window layers that the rows still hold; such a
- *                record takes the other one's place
+ *   blocks       of 64 tokens: missing, quarantined, or without blocks of window layers that the rows still hold; the
+ *                new record then takes the other one's place
  *   tail         the last partial block, unless a stored record begins with its tokens and has all that it has
  *   checkpoint   the fixed-size states at exactly this count, when the schema has such layers
  *

@@ -10,8 +10,8 @@
  *
  * Checkpoints that later ones of a conversation superseded are not used any more, and so leave early by themselves.
  *
- * The check for dependants is there all the same: recency that was lost with a killed process must cost hits, never leave
- * a record without its parent.
+ * The check for dependants is there all the same: recency that was lost with a killed process must cost hits, never
+ * leave a record without its parent.
  *
  * The budget holds at every step: before bytes are written, room is made for
  *

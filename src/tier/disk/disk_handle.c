@@ -154,7 +154,9 @@ bool firni_handle_promise(firni_disk *disk, firn_tier_handle *handle, uint64_t e
     for (uint32_t i = 0; is_good && i < handle->n_records; i++) {
         is_good = firni_disk_may_promise_locked(disk, &handle->entries[i], &ignored);
     }
-    is_good = is_good && (!handle->has_checkpoint || firni_disk_may_promise_locked(disk, &handle->checkpoint, &ignored));
+    if (is_good && handle->has_checkpoint) {
+        is_good = firni_disk_may_promise_locked(disk, &handle->checkpoint, &ignored);
+    }
     handle->has_object = handle->has_object && firni_disk_may_promise_locked(disk, &handle->object, &ignored);
     if (is_good && (handle->n_records > 0 || handle->has_object)) {
         firni_handle_pin_locked(disk, handle);

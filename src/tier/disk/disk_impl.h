@@ -391,7 +391,7 @@ uint32_t firni_path_usable(firni_path *path, uint32_t n_records, uint32_t n_max)
 /* The checkpoint at n tokens: MDB_NOTFOUND when there is none that may be served. */
 firni_code firni_path_checkpoint(firni_path *path, uint32_t n_tokens, firni_key *key, firni_entry *entry);
 
-/* ---- disk_restore.c, disk_read.c, disk_object.c, disk_worker.c ---------------------------------------------------- */
+/* ---- disk_restore.c, disk_read.c, disk_object.c, disk_worker.c --------------------------------------------------- */
 
 #define FIRNI_CODE_CORRUPT EBADMSG /* a record's bytes are not what they should be */
 

@@ -9,11 +9,11 @@
  *
  * A walk that ends early says why: the stored tokens end, they differ (then the first stored token that differs is part
  * of the answer), or the next record may not be served. How much of what agrees can be resumed is asked of disk_path.c.
- * Where a record on the way is bare, a sibling that agrees for a while may still have its window blocks: a tail that was
- * stored when the conversation was shorter.
+ * Where a record on the way is bare, a sibling that agrees for a while may still have its window blocks: a tail that
+ * was stored when the conversation was shorter.
  *
- *      way       [0 whole][1 bare][2 bare][3 whole]      the prompt agrees for 210 tokens, and at 210 a window is not here
- *      sibling            [1 whole, 36 tokens]           but at 100 it is
+ *      way       [0 whole][1 bare][2 bare][3 whole]      the prompt agrees for 210 tokens, but has no window there
+ *      sibling            [1 whole, 36 tokens]           at 100 it has
  *
  * Does not read records; what a handle is and promises is disk_handle.c.
  */
@@ -177,8 +177,8 @@ static firni_code walk_partial(prefix_walk *walk, const firn_digest *parent)
 
 /* ---- how far it is usable ---------------------------------------------------------------------------------------- */
 
-/* Puts the child that agrees longest and has all window blocks, which a last record needs, in the place of record i, when
- * the path can then be resumed in it. */
+/* Puts the child that agrees longest and has all window blocks, which a last record needs, in the place of record i,
+ * when the path can then be resumed in it. */
 static firni_code try_sibling(prefix_walk *walk, firni_path *path, uint32_t i, uint32_t n_max, uint32_t *n_usable)
 {
     firn_tier_handle *handle = walk->handle;

@@ -110,7 +110,8 @@ static void plan_reads(firni_restore_job *job)
                                                        .iov = job->iov + part->first_iov,
                                                        .n_iov = 1 + part->n_images,
                                                        .result = -EIO };
-            job->spans[job->n_reads++] = (firni_restore_span){ .first_part = i, .n_parts = 1, .n_bytes = part->n_bytes };
+            job->spans[job->n_reads++] =
+                (firni_restore_span){ .first_part = i, .n_parts = 1, .n_bytes = part->n_bytes };
         }
     }
 }
