@@ -60,22 +60,31 @@ static firn_status add_blocks(const firni_plan *plan, firni_plan_form *form, con
     return status;
 }
 
-/* A state is one plane of bytes: what lies inside is told by the layer's describe line, which the identity holds. */
+/* The planes of a layer's state; of a layout that names none, one plane of bytes. */
+static uint32_t state_planes(const firn_cache *layer, firn_plane planes[FIRN_CACHE_PLANES_MAX])
+{
+    const uint32_t n_planes = firn_cache_fixed_planes(layer, planes);
+    const size_t n_bytes = firn_cache_fixed_bytes(layer);
+    if (n_planes > 0 || n_bytes > UINT32_MAX) {
+        return n_planes;
+    }
+    planes[0] = (firn_plane){ .name = "state",
+                              .dtype = FIRN_DTYPE_U8,
+                              .n_dims = 1,
+                              .shape = { (uint32_t)n_bytes },
+                              .n_bytes = (uint32_t)n_bytes };
+    return 1;
+}
+
 static firn_status add_states(const firni_plan *plan, firni_plan_form *form, const firn_cache *const *layers,
                               firn_error *err)
 {
     firn_status status = FIRN_OK;
     for (uint32_t i = 0; i < plan->n_layers && status == FIRN_OK; i++) {
-        const size_t n_bytes = firn_cache_fixed_bytes(layers[i]);
-        if (n_bytes > UINT32_MAX) {
-            status = firni_fail(err, FIRN_ERR_INVALID, "layer %u: a state of %zu bytes cannot be stored", i, n_bytes);
-        } else if (n_bytes > 0) {
-            const firn_plane plane = { .name = "state",
-                                       .dtype = FIRN_DTYPE_U8,
-                                       .n_dims = 1,
-                                       .shape = { (uint32_t)n_bytes },
-                                       .n_bytes = (uint32_t)n_bytes };
-            status = add_image(form, i, n_bytes, &plane, 1, FIRNI_SECTION_STATE, err);
+        if (plan->families[i] & FIRNI_FAMILY_FIXED) {
+            firn_plane planes[FIRN_CACHE_PLANES_MAX];
+            const uint32_t n_planes = state_planes(layers[i], planes);
+            status = add_image(form, i, firn_cache_fixed_bytes(layers[i]), planes, n_planes, FIRNI_SECTION_STATE, err);
         }
     }
     return status;

@@ -261,6 +261,10 @@ static void the_end_of_a_turn_stays_usable_when_the_next_one_is_stored(void **un
             }
             rig_reopen(r);
         }
+        uint64_t n_good, n_bad;
+        assert_ok(firn_disk_verify(r->tier, &n_good, &n_bad, NULL)); /* headers alone among them */
+        assert_int_equal(n_good, stats_of(r).n_records);
+        assert_int_equal(n_bad, 0);
         rig_destroy(r);
     }
 }

@@ -151,7 +151,7 @@ static firni_code verify_bytes(const firni_disk *disk, const firni_key *key, con
         firni_record_peek(bytes, &header_bytes, &n_sections, NULL) != FIRN_OK) {
         return FIRNI_CODE_CORRUPT;
     }
-    firni_section *sections = firni_calloc(disk->env, n_sections, sizeof *sections);
+    firni_section *sections = firni_calloc(disk->env, (size_t)n_sections + 1, sizeof *sections);
     if (sections == NULL) {
         return ENOMEM;
     }
