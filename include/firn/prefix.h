@@ -91,8 +91,8 @@ void firn_lease_release(firn_lease *lease);
 bool firn_prefix_put(firn_prefix *prefix, const firn_token *tokens, uint32_t n_tokens, const char *ns,
                      const firn_cache *const *caches, firn_reason *reason);
 
-/* Evicts until the pool has `bytes` of room, or nothing more that would give it any may be evicted; returns whether
- * there is room. When there is not, stores of dirty leaves are started, so that a later call can do better. */
+/* Evicts until the pool has `bytes` of room beside what reads in flight will take, or nothing more that would give it any
+ * may be evicted; returns whether there is room. When there is not, stores of dirty leaves are started, so that a later call can do better. */
 bool firn_prefix_make_room(firn_prefix *prefix, uint64_t bytes);
 /* Handles finished stores and reads, retries and deadlines; call from the engine loop whenever notified, and at least
  * every retry_ns_min while something is dirty. Never blocks. Returns the nanoseconds until it next has something to do
@@ -105,9 +105,15 @@ firn_flush_report firn_prefix_flush(firn_prefix *prefix, uint64_t bound_ns);
 typedef struct firn_prefix_stats {
     uint64_t n_nodes, held_bytes, budget_bytes;
     uint64_t n_dirty, n_queued, n_pinned;
+    uint64_t dirty_bytes;         /* most bytes that may not leave until something is stored: of dirty nodes, and of
+                                   * those before them on their paths */
+    uint64_t reading_bytes;       /* that reads in flight have taken of the pool, or will */
+    uint64_t n_checkpoints;
     uint64_t n_lookups, n_hits_ram, n_hits_disk;
     uint64_t hit_tokens_ram, hit_tokens_disk, miss_tokens;
     uint64_t n_evicted, n_stores, n_store_failures;
+    uint64_t n_shed;              /* nodes that gave up their window blocks and stayed */
+    uint64_t n_checkpoints_dropped; /* by the retention rule */
     uint64_t wasted_bytes;        /* restored from the tier and then not used */
     uint64_t reasons[FIRN_REASON_COUNT];
 } firn_prefix_stats;

@@ -7,8 +7,17 @@
  */
 #include "prefix/prefix_impl.h"
 
-/* Wants all unsaved nodes that no unsaved child covers: each store takes its whole path along. Two passes with a mark
- * find them without walking any path. */
+static bool has_unsaved_checkpoint(const firni_node *node)
+{
+    const firni_checkpoint *c = node->checkpoints;
+    while (c != NULL && !c->unsaved) {
+        c = c->next;
+    }
+    return c != NULL;
+}
+
+/* Wants all unsaved nodes that no unsaved child covers: each store takes its whole path along, but only the checkpoint
+ * at its end. Two passes with a mark find them without walking any path. */
 static void want_all(firn_prefix *prefix)
 {
     for (firni_node *node = prefix->lists[FIRNI_LIST_UNSAVED].next; node != NULL;
@@ -17,7 +26,7 @@ static void want_all(firn_prefix *prefix)
     }
     for (firni_node *node = prefix->lists[FIRNI_LIST_UNSAVED].next; node != NULL;
          node = node->links[FIRNI_LIST_UNSAVED].next) {
-        if (node->child_mark != prefix->flush_number) {
+        if (node->child_mark != prefix->flush_number || has_unsaved_checkpoint(node)) {
             firni_writer_want(prefix, node);
         }
     }

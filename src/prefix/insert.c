@@ -1,5 +1,5 @@
 /*
- * From rows to nodes: what put() and a finished read add to the tree. Owns the plan of an insertion; copies tokens,
+ * From rows to nodes: what put() and a finished read add to the tree. Owns the course of an insertion; copies tokens,
  * never state.
  *
  *   1  check that the rows are what the tree can hold
@@ -8,196 +8,41 @@
  *   4  evict for the budget; what still does not fit is cut off at the end
  *   5  link
  *
- * Where the tree already has a node for the same tokens it keeps its own blocks. A tail that is the beginning of the
- * new tokens grows in its own place: leases and stores that use the shorter one hold references of their own.
+ * Where the tree already has a node for the same tokens it keeps its own blocks, and takes those of window layers that
+ * it lacks. A tail that is the beginning of the new tokens grows in its own place: leases and stores that use the
+ * shorter one hold references of their own. A fixed-size state becomes a checkpoint at the rows' own count.
  */
 #include <assert.h>
 #include <string.h>
 
-#include "prefix/prefix_impl.h"
+#include "prefix/insert_impl.h"
 
-typedef struct insertion_plan {
-    firni_node *anchor;       /* deepest node that is there already; a root when there is none */
-    firni_node *grows;        /* child of the anchor that is a beginning of the next tokens, or NULL */
-    uint32_t n_held;          /* tokens on the path to the anchor */
-    uint32_t n_steps;         /* blocks to add, the one that grows included */
-    firni_node *head, *tail;  /* new nodes, linked among themselves */
-    bool cut_anywhere;
-    uint32_t reusable_from;
-} insertion_plan;
-
-static uint32_t step_tokens(const firni_insertion *in, uint32_t at)
+/* The new reference before the old one goes: they may be to the same block. */
+static void take_block(firn_prefix *prefix, firni_insertion *in, firni_node *node, uint32_t layer, firn_block *block)
 {
-    const uint32_t n_left = in->n_tokens - at;
-    return n_left < FIRN_BLOCK_TOKENS ? n_left : FIRN_BLOCK_TOKENS;
-}
-
-/* Step 1. Fills prefix->views, borrowed from the rows until the insertion is over. The rows answer for themselves what
- * can be done with their state; what the tree has no place for (fixed-size state, dropped blocks) is refused here. */
-static firn_reason check_rows(const firn_prefix *prefix, const firni_insertion *in, insertion_plan *plan)
-{
-    plan->cut_anywhere = true;
-    for (uint32_t layer = 0; layer < prefix->n_layers; layer++) {
-        const firn_cache *cache = in->caches[layer];
-        if (firn_cache_get_pool(cache) != prefix->options.pool ||
-            strcmp(firn_cache_describe(cache), firn_cache_describe(prefix->shapes[layer])) != 0) {
-            return FIRN_REASON_WRONG_IDENTITY;
-        }
-        if (firn_cache_batch_size(cache) != 1 || !firn_cache_can_publish_row(cache, 0, in->n_tokens)) {
-            return FIRN_REASON_COUNT_MISMATCH;
-        }
-        const firn_row_view view = firn_cache_view_row(cache, 0);
-        if (view.first_block > 0 || view.fixed != NULL) {
-            return FIRN_REASON_FAMILY_MISSING;
-        }
-        if (view.n_tokens < in->n_tokens) {
-            return FIRN_REASON_COUNT_MISMATCH;
-        }
-        const uint32_t reusable_from = firn_cache_minimum_reusable_offset(cache, 0);
-        plan->reusable_from = reusable_from > plan->reusable_from ? reusable_from : plan->reusable_from;
-        plan->cut_anywhere = plan->cut_anywhere && firn_cache_is_trimmable(cache);
-        prefix->views[layer] = view;
+    firn_block *old = node->blocks[layer];
+    node->blocks[layer] = block;
+    if (block != NULL) {
+        firni_blockset_add(&prefix->blocks, block);
+        (void)firn_block_retain(block);
+        in->taken_bytes += firn_block_bytes(block);
     }
-    return FIRN_REASON_NONE;
-}
-
-/* Step 2. Goes down as long as a node holds all of the next 64 tokens, or all that are left. Where that ends, the best
- * child either differs, and the new node becomes its sibling, or is wholly a beginning of what comes, and grows. */
-static void find_place(const firni_insertion *in, firni_node *root, insertion_plan *plan)
-{
-    plan->anchor = root;
-    while (plan->n_held < in->n_tokens) {
-        const uint32_t n_step = step_tokens(in, plan->n_held);
-        const firni_place place = firni_node_place(plan->anchor, &in->tokens[plan->n_held], n_step);
-        if (place.best == NULL || place.n_common < n_step) {
-            plan->grows = place.best != NULL && place.n_common == place.best->n_tokens ? place.best : NULL;
-            break;
-        }
-        plan->anchor = place.best;
-        plan->n_held += n_step;
+    if (old != NULL) {
+        firni_blockset_remove(&prefix->blocks, old);
+        firn_block_release(old);
     }
-    const uint32_t n_new = in->n_tokens - plan->n_held;
-    plan->n_steps = n_new / FIRN_BLOCK_TOKENS + (n_new % FIRN_BLOCK_TOKENS != 0);
-}
-
-/* New nodes form a chain that nothing refers to yet, so it can be shortened from its end, or thrown away. */
-static void drop_last_new(firn_prefix *prefix, insertion_plan *plan)
-{
-    firni_node *last = plan->tail;
-    plan->tail = last->parent;
-    if (last == plan->head) {
-        plan->head = NULL;
-    } else {
-        firni_node_unlink(last);
-    }
-    firni_node_destroy(prefix->env, last);
-}
-
-/* Step 3. The heaps get room for every node there will be: moving between them must never fail later. */
-static bool prepare(firn_prefix *prefix, const firni_insertion *in, insertion_plan *plan)
-{
-    const uint32_t n_new = plan->n_steps - (plan->grows != NULL ? 1 : 0);
-    uint32_t at = plan->n_held + (plan->grows != NULL ? step_tokens(in, plan->n_held) : 0);
-    for (uint32_t i = 0; i < n_new; i++) {
-        firni_node *node = firni_node_create(prefix->env, prefix->n_layers);
-        if (node == NULL) {
-            return false;
-        }
-        node->first_token = at;
-        node->n_tokens = step_tokens(in, at);
-        memcpy(node->tokens, &in->tokens[at], node->n_tokens * sizeof node->tokens[0]);
-        at += node->n_tokens;
-        if (plan->tail != NULL) {
-            firni_node_link(plan->tail, node, 0);
-        } else {
-            plan->head = node;
-        }
-        plan->tail = node;
-    }
-    size_t n_blocks;
-    const size_t n_nodes = prefix->n_nodes + n_new;
-    return firni_mul_size(plan->n_steps, prefix->n_layers, &n_blocks) &&
-           firni_blockset_reserve(prefix->env, &prefix->blocks, n_blocks) &&
-           firni_heap_reserve(prefix->env, &prefix->clean, n_nodes) &&
-           firni_heap_reserve(prefix->env, &prefix->unsaved, n_nodes) &&
-           firni_node_reserve_child(prefix->env, plan->grows != NULL ? plan->grows : plan->anchor);
-}
-
-/* Bytes that the tree holds more, or less, after step `i` of the plan. */
-static int64_t step_bytes(const firn_prefix *prefix, const insertion_plan *plan, uint32_t i)
-{
-    int64_t bytes = 0;
-    for (uint32_t layer = 0; layer < prefix->n_layers; layer++) {
-        const firn_block *block = prefix->views[layer].blocks[plan->n_held / FIRN_BLOCK_TOKENS + i];
-        const firn_block *old = i == 0 && plan->grows != NULL ? plan->grows->blocks[layer] : NULL;
-        if (firni_blockset_refs(&prefix->blocks, block) == 0) {
-            bytes += (int64_t)firn_block_bytes(block);
-        }
-        if (old != NULL && old != block && firni_blockset_refs(&prefix->blocks, old) == 1) {
-            bytes -= (int64_t)firn_block_bytes(old);
-        }
-    }
-    return bytes;
-}
-
-static int64_t added_bytes(const firn_prefix *prefix, const insertion_plan *plan)
-{
-    int64_t bytes = 0;
-    for (uint32_t i = 0; i < plan->n_steps; i++) {
-        bytes += step_bytes(prefix, plan, i);
-    }
-    return bytes;
-}
-
-/* Growing a tail adds nothing, or even frees something when the new block is known already: hence the sign. */
-static bool fits_budget(const firn_prefix *prefix, int64_t bytes)
-{
-    return bytes <= 0 || prefix->blocks.held_bytes + (uint64_t)bytes <= prefix->options.budget_bytes;
-}
-
-/* Step 4: how many of the plan's blocks can be taken. A row too long for the budget is not refused as a whole: its head
- * is what the next prompt begins with. */
-static uint32_t fit(firn_prefix *prefix, const firni_insertion *in, const insertion_plan *plan, firn_reason *reason)
-{
-    uint32_t n_fit = plan->n_steps;
-    int64_t bytes = added_bytes(prefix, plan);
-    /* Eviction may take the other node that shared a block, which makes the block count again: hence the loop. */
-    while (!fits_budget(prefix, bytes) && firni_evict_for_budget(prefix, (uint64_t)bytes)) {
-        bytes = added_bytes(prefix, plan);
-    }
-    while (n_fit > 0 && !fits_budget(prefix, bytes)) {
-        bytes -= step_bytes(prefix, plan, --n_fit);
-        *reason = FIRN_REASON_NO_MEMORY;
-    }
-    if (prefix->options.tier != NULL && !in->is_stored && firni_writer_is_ill(prefix, firni_now_ns(prefix->env))) {
-        const uint64_t n_unsaved_max = firni_unsaved_bytes_max(prefix) / prefix->node_bytes;
-        const uint64_t n_left = n_unsaved_max > prefix->n_unsaved ? n_unsaved_max - prefix->n_unsaved : 0;
-        if (n_fit > n_left) {
-            n_fit = (uint32_t)n_left;
-            *reason = prefix->writer.n_refused > 0 ? prefix->writer.last_refusal : FIRN_REASON_DEADLINE;
-        }
-    }
-    /* State that cannot be cut is worth nothing without its end. */
-    return n_fit < plan->n_steps && !plan->cut_anywhere ? 0 : n_fit;
 }
 
 /* Gives the node these rows' blocks for its tokens, in place of those it has, and their capabilities. */
-static void take_blocks(firn_prefix *prefix, const firni_insertion *in, const insertion_plan *plan, firni_node *node)
+static void take_blocks(firn_prefix *prefix, firni_insertion *in, const firni_insertion_plan *plan, firni_node *node)
 {
     for (uint32_t layer = 0; layer < prefix->n_layers; layer++) {
-        firn_block *old = node->blocks[layer];
-        firn_block *block = prefix->views[layer].blocks[node->first_token / FIRN_BLOCK_TOKENS];
-        /* The new one first: it may be the old one. */
-        firni_blockset_add(&prefix->blocks, block);
-        node->blocks[layer] = firn_block_retain(block);
-        if (old != NULL) {
-            firni_blockset_remove(&prefix->blocks, old);
-            firn_block_release(old);
-        }
+        take_block(prefix, in, node, layer, firni_offered_block(prefix, layer, node->first_token / FIRN_BLOCK_TOKENS));
     }
     node->cut_anywhere = plan->cut_anywhere;
     node->reusable_from = plan->reusable_from;
     node->boundary = node->first_token + node->n_tokens == in->n_tokens;
+    node->windows_saved = in->is_stored && firni_has_windows(prefix, node);
     /* A tail that was unsaved is saved when the tier was where its longer form came from. */
     if (prefix->options.tier == NULL || in->is_stored) {
         firni_mark_saved(prefix, node);
@@ -206,24 +51,60 @@ static void take_blocks(firn_prefix *prefix, const firni_insertion *in, const in
     }
 }
 
-/* Step 5. Nothing here can fail. */
-static void link_steps(firn_prefix *prefix, firni_insertion *in, insertion_plan *plan, uint32_t n_fit)
+/* Window blocks that nodes on the path had given up, or never had, come back. Where the tier lacks them too, the last
+ * node that ends within the rows is stored again, which takes those before it along. */
+static void refill(firn_prefix *prefix, firni_insertion *in, const firni_insertion_plan *plan)
 {
-    const uint32_t n_new_kept = n_fit > 0 && plan->grows != NULL ? n_fit - 1 : n_fit;
-    uint32_t n_new = plan->n_steps - (plan->grows != NULL ? 1 : 0);
-    for (; n_new > n_new_kept; n_new--) {
-        drop_last_new(prefix, plan);
+    firni_node *end = NULL;
+    bool tier_lacks_some = false;
+    for (firni_node *node = plan->anchor; node->parent != NULL; node = node->parent) {
+        if (end == NULL && node->first_token + node->n_tokens <= in->n_tokens) {
+            end = node;
+        }
+        bool refilled = false;
+        for (uint32_t layer = 0; layer < prefix->n_layers; layer++) {
+            if (firni_can_refill(prefix, in, node, layer)) {
+                take_block(prefix, in, node, layer,
+                           firni_offered_block(prefix, layer, node->first_token / FIRN_BLOCK_TOKENS));
+                refilled = true;
+            }
+        }
+        if (refilled) {
+            node->windows_saved = node->windows_saved || (in->is_stored && firni_has_windows(prefix, node));
+            tier_lacks_some = tier_lacks_some || !node->windows_saved;
+            firni_settle(prefix, node);
+        }
     }
+    if (tier_lacks_some && prefix->options.tier != NULL && !in->is_stored) {
+        firni_mark_unsaved(prefix, end);
+    }
+}
+
+/* The tail grows in its place. */
+static void grow(firn_prefix *prefix, firni_insertion *in, const firni_insertion_plan *plan)
+{
+    firni_node *node = plan->grows;
+    const uint32_t n_left = in->n_tokens - plan->n_held;
+    node->n_tokens = n_left < FIRN_BLOCK_TOKENS ? n_left : FIRN_BLOCK_TOKENS;
+    memcpy(node->tokens, &in->tokens[plan->n_held], node->n_tokens * sizeof node->tokens[0]);
+    take_blocks(prefix, in, plan, node);
+}
+
+/* Step 5. Nothing here can fail. */
+static void link_steps(firn_prefix *prefix, firni_insertion *in, firni_insertion_plan *plan)
+{
     firni_node *last = plan->anchor;
-    if (plan->grows != NULL && n_fit > 0) {
+    if (plan->refills) {
+        refill(prefix, in, plan);
+    }
+    if (plan->grows != NULL && plan->n_steps > 0) {
         last = plan->grows;
-        const uint32_t n_step = step_tokens(in, plan->n_held);
-        memcpy(last->tokens, &in->tokens[plan->n_held], n_step * sizeof last->tokens[0]);
-        last->n_tokens = n_step;
-        take_blocks(prefix, in, plan, last);
+        grow(prefix, in, plan);
+        firni_windows_follow(prefix, last, false);
     }
     if (plan->head != NULL) {
         /* Only now: eviction may have taken siblings away. */
+        firni_node *parent = last;
         firni_node_link(last, plan->head, firni_node_place(last, plan->head->tokens, plan->head->n_tokens).index);
         for (firni_node *node = plan->head; node != NULL; node = node->n_children > 0 ? node->children[0] : NULL) {
             prefix->n_nodes++;
@@ -231,22 +112,46 @@ static void link_steps(firn_prefix *prefix, firni_insertion *in, insertion_plan 
             firni_settle(prefix, node);
         }
         last = plan->tail;
+        firni_windows_follow(prefix, last, false);
+        firni_windows_follow(prefix, parent, false);
     }
-    in->n_taken = n_fit;
-    in->n_kept = last->first_token + last->n_tokens;
+    firni_checkpoint *checkpoint = plan->checkpoint;
+    if (checkpoint != NULL) {
+        plan->checkpoint = NULL;
+        firni_checkpoint_link(prefix, last, checkpoint);
+        in->taken_bytes += prefix->checkpoint_bytes;
+    }
+    in->n_kept = plan->n_held + (plan->n_steps > 0 ? last->first_token + last->n_tokens - plan->n_held : 0);
+    in->added = plan->n_steps > 0 || plan->refills || checkpoint != NULL;
     firni_touch(prefix, last);
     /* After touching, which takes the mark away. */
-    for (uint32_t i = 0; i < n_fit; i++, last = last->parent) {
-        last->speculative = in->unasked;
+    firni_node *node = last;
+    for (uint32_t i = 0; i < plan->n_steps; i++, node = node->parent) {
+        node->speculative = in->unasked;
     }
+    (void)firni_checkpoints_retain(prefix, last, checkpoint);
+    if (plan->n_steps > 0 || plan->anchor->parent != NULL) {
+        in->last = last;
+    }
+}
+
+/* All of it is there. Whether it is also usable at this very count depends on where its own rows came from. */
+static firn_reason usable_at_end(const firn_prefix *prefix, const firni_insertion *in)
+{
+    firni_node *last;
+    return in->last != NULL && firni_node_usable(prefix, in->last, in->n_tokens, &last) == in->n_tokens
+               ? FIRN_REASON_NONE
+               : FIRN_REASON_FAMILY_MISSING;
 }
 
 firn_reason firni_insert(firn_prefix *prefix, firni_insertion *in)
 {
-    insertion_plan plan = { .anchor = NULL };
+    firni_insertion_plan plan = { .anchor = NULL };
     in->last = NULL;
-    in->n_kept = in->n_taken = 0;
-    firn_reason reason = check_rows(prefix, in, &plan);
+    in->n_kept = 0;
+    in->added = false;
+    in->offered_bytes = in->taken_bytes = 0;
+    firn_reason reason = firni_plan_check(prefix, in, &plan);
     if (reason != FIRN_REASON_NONE) {
         return reason;
     }
@@ -254,34 +159,48 @@ firn_reason firni_insert(firn_prefix *prefix, firni_insertion *in)
     if (root == NULL) {
         return FIRN_REASON_NO_MEMORY;
     }
-    find_place(in, root, &plan);
-    if (plan.n_steps == 0) {
-        /* All there already. Whether it is also usable at this very count depends on where its own row came from. */
-        firni_touch(prefix, plan.anchor);
-        in->last = plan.anchor;
-        in->n_kept = in->n_tokens;
-        const bool reaches_end = plan.anchor->first_token + plan.anchor->n_tokens == in->n_tokens;
-        return plan.anchor->cut_anywhere || (reaches_end && plan.anchor->boundary) ? FIRN_REASON_NONE
-                                                                                   : FIRN_REASON_FAMILY_MISSING;
-    }
+    firni_plan_place(prefix, in, root, &plan);
 
-    /* Held while room is made, so that eviction cannot take the place where the new nodes are to hang. */
+    /* Held while room is made, so that eviction cannot take the place where the new nodes are to hang, nor the window
+     * blocks that they continue. */
     firni_node *pinned = plan.grows != NULL ? plan.grows : plan.anchor;
+    const uint32_t first_held = plan.first_window;
     firni_pin(prefix, pinned);
-    if (prepare(prefix, in, &plan)) {
-        const uint32_t n_fit = fit(prefix, in, &plan, &reason);
-        link_steps(prefix, in, &plan, n_fit);
-        if (n_fit > 0 || plan.anchor->parent != NULL) {
-            in->last = plan.tail != NULL ? plan.tail : n_fit > 0 ? plan.grows : plan.anchor;
+    firni_windows_hold(prefix, pinned, first_held);
+    if (firni_plan_prepare(prefix, in, &plan)) {
+        reason = firni_plan_fit(prefix, in, &plan);
+        link_steps(prefix, in, &plan);
+        if (reason == FIRN_REASON_NONE) {
+            reason = usable_at_end(prefix, in);
         }
     } else {
         reason = FIRN_REASON_NO_MEMORY;
-        while (plan.head != NULL) {
-            drop_last_new(prefix, &plan);
-        }
+        firni_plan_abandon(prefix, &plan);
     }
+    firni_windows_unhold(prefix, pinned, first_held);
     firni_unpin(prefix, pinned); /* frees a root that stayed empty */
     return reason;
+}
+
+/* The node whose path is to be stored now. Tails are left to grow: whole blocks are stored, and checkpoints that a tail
+ * has grown past. */
+static firni_node *to_store(const firn_prefix *prefix, firni_node *node)
+{
+    if (node != NULL && prefix->families.n_fixed > 0) {
+        /* Blocks cannot be stored without a checkpoint at their end: those before this one have had their turn. */
+        const firni_checkpoint *end = node->checkpoints;
+        const bool is_tail = node->n_tokens < FIRN_BLOCK_TOKENS && end != NULL && end->next == NULL;
+        return node->unsaved && end != NULL && !is_tail ? node : NULL;
+    }
+    while (node != NULL && node->parent != NULL && (node->n_tokens < FIRN_BLOCK_TOKENS || !node->unsaved)) {
+        node = node->parent;
+    }
+    firni_node *last;
+    const bool usable = node != NULL && node->parent != NULL &&
+                        (prefix->families.n_window == 0 ||
+                         firni_node_usable(prefix, node, node->first_token + node->n_tokens, &last) ==
+                             node->first_token + node->n_tokens);
+    return usable ? node : NULL;
 }
 
 bool firn_prefix_put(firn_prefix *prefix, const firn_token *tokens, uint32_t n_tokens, const char *ns,
@@ -296,12 +215,8 @@ bool firn_prefix_put(firn_prefix *prefix, const firn_token *tokens, uint32_t n_t
     } else if (n_tokens >= prefix->options.min_tokens) {
         reason = firni_insert(prefix, &in);
     }
-    /* Tails are left to grow: only whole blocks are stored now. */
-    firni_node *node = in.last;
-    while (node != NULL && node->parent != NULL && (node->n_tokens < FIRN_BLOCK_TOKENS || !node->unsaved)) {
-        node = node->parent;
-    }
-    if (node != NULL && node->parent != NULL) {
+    firni_node *node = to_store(prefix, in.last);
+    if (node != NULL) {
         firni_writer_want(prefix, node);
     }
     firni_writer_pump(prefix);
@@ -314,5 +229,5 @@ bool firn_prefix_put(firn_prefix *prefix, const firn_token *tokens, uint32_t n_t
     if (reason_out != NULL) {
         *reason_out = reason;
     }
-    return in.n_taken > 0 || reason == FIRN_REASON_NONE;
+    return in.added || reason == FIRN_REASON_NONE;
 }

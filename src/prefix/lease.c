@@ -6,20 +6,49 @@
  *         '-------- waits for a read ---- it ended, or the deadline came: look in RAM once more -----> ready
  *                         '-------------- release: the read goes on without it
  *
- * A lease pins one node, the deepest it uses: its ancestors have a child and therefore stay. It also holds the blocks
- * of that node itself, because a tail that grows gets other blocks.
+ * A lease pins one node, the deepest it uses: its ancestors have a child and therefore stay, and the window blocks among
+ * them that it needs are held. It also has references of its own to the blocks of that node, because a tail that grows
+ * gets other blocks, and to the fixed-size states, because a checkpoint may be dropped.
  */
 #include <assert.h>
 #include <string.h>
 
 #include "prefix/prefix_impl.h"
 
-/* A tail that has grown since in the tree may give its memory back here: the lease was then its last holder. */
-static void drop_tail(firn_lease *lease)
+/* A tail that has grown since in the tree, or a checkpoint that it has dropped, may give its memory back here: the lease
+ * was then the last holder. */
+static void drop_held(firn_lease *lease)
 {
-    for (uint32_t layer = 0; layer < lease->prefix->n_layers; layer++) {
-        firn_block_release(lease->tail[layer]);
-        lease->tail[layer] = NULL;
+    for (uint32_t i = 0; i < 2 * lease->prefix->n_layers; i++) {
+        firn_block_release(lease->held[i]);
+        lease->held[i] = NULL;
+    }
+}
+
+/* References to what may go while the node stays. */
+static void take_held(firn_lease *lease)
+{
+    const uint32_t n_layers = lease->prefix->n_layers;
+    const firni_checkpoint *checkpoint = firni_checkpoint_find(lease->node, lease->info.n_tokens);
+    for (uint32_t layer = 0; layer < n_layers; layer++) {
+        firn_block *block = lease->node->blocks[layer];
+        firn_block *state = checkpoint != NULL ? checkpoint->states[layer] : NULL;
+        lease->held[layer] = block != NULL ? firn_block_retain(block) : NULL;
+        lease->held[n_layers + layer] = state != NULL ? firn_block_retain(state) : NULL;
+    }
+}
+
+/* The first window block that what was promised needs. */
+static uint32_t first_window(const firn_lease *lease)
+{
+    return firni_families_first_window(&lease->prefix->families, lease->info.n_tokens);
+}
+
+static void let_go(firn_prefix *prefix, firni_node *node, uint32_t first)
+{
+    if (node != NULL) {
+        firni_windows_unhold(prefix, node, first);
+        firni_unpin(prefix, node);
     }
 }
 
@@ -31,26 +60,24 @@ static void hold_ram(firn_lease *lease)
     lease->ram = firni_match_tokens(firni_root_find(prefix, lease->ns), lease->prompt, lease->n_prompt);
     firni_node *last = NULL;
     const uint32_t n_limit = lease->ram.n_matched < n_max ? lease->ram.n_matched : n_max;
-    lease->n_usable = firni_node_usable(&prefix->families, lease->ram.node, n_limit, &last);
+    lease->n_usable = firni_tokens_usable(prefix, lease->ram.node, lease->prompt, n_limit, &last);
     lease->ram.node = NULL;
     /* Less than the minimum is as good as nothing: it is not pinned, and not a use either. */
     if (lease->n_usable < prefix->options.min_tokens) {
         last = NULL;
     }
     firni_node *before = lease->node; /* let go only after the new one is held: they may be the same */
+    const uint32_t first_before = first_window(lease);
     lease->node = last;
     lease->info.n_tokens = last != NULL ? lease->n_usable : 0;
-    drop_tail(lease);
+    drop_held(lease);
     if (last != NULL) {
         firni_pin(prefix, last);
+        firni_windows_hold(prefix, last, first_window(lease));
         firni_touch(prefix, last);
-        for (uint32_t layer = 0; layer < prefix->n_layers; layer++) {
-            lease->tail[layer] = firn_block_retain(last->blocks[layer]);
-        }
+        take_held(lease);
     }
-    if (before != NULL) {
-        firni_unpin(prefix, before);
-    }
+    let_go(prefix, before, first_before);
 }
 
 /* A reason of the tier that says more than "there is nothing more". */
@@ -136,6 +163,24 @@ void firni_lease_finish(firn_lease *lease, firn_reason failure, uint64_t restore
     stats->reasons[info->reason]++;
 }
 
+/* How far the prompt could be resumed with the tier's n_tokens put into the tree. Where the tree already holds more
+ * tokens of the last block than these, but not its window blocks, they cannot be put in: the end is then out of reach
+ * until a longer row comes by. */
+static uint32_t reachable(const firn_lease *lease, uint32_t n_tokens)
+{
+    const firn_prefix *prefix = lease->prefix;
+    if (prefix->families.n_window == 0 || n_tokens == 0) {
+        return n_tokens;
+    }
+    const firni_match match =
+        firni_match_tokens(firni_root_find(prefix, lease->ns), lease->prompt, n_tokens);
+    if (match.n_matched < n_tokens || match.node->first_token + match.node->n_tokens == n_tokens ||
+        firni_has_windows(prefix, match.node)) {
+        return n_tokens;
+    }
+    return prefix->families.n_fixed > 0 ? 0 : match.node->first_token;
+}
+
 /* Asks the tier whether it has more, and waits for it when the gain is worth a read. Returns why not, or NONE. */
 static firn_reason look_below(firn_lease *lease)
 {
@@ -145,12 +190,13 @@ static firn_reason look_below(firn_lease *lease)
     lease->below = match;         /* kept for the explanation */
     lease->below.handle = NULL;   /* goes to the read, or back */
     const uint32_t n_held = lease->info.n_tokens;
+    const uint32_t n_below = reachable(lease, match.prefix_len);
     /* The same measure as for keeping: below min_tokens a prefix is sooner computed than fetched. */
-    if (match.handle != NULL && match.prefix_len >= n_held + prefix->options.min_tokens) {
+    if (match.handle != NULL && n_below >= n_held + prefix->options.min_tokens) {
         return firni_read_start(prefix, lease, &match);
     }
     firn_tier_release(tier, match.handle);
-    return match.prefix_len > n_held && n_held > 0 ? FIRN_REASON_BREAKEVEN : FIRN_REASON_NONE;
+    return n_below > n_held && n_held > 0 ? FIRN_REASON_BREAKEVEN : FIRN_REASON_NONE;
 }
 
 firn_status firn_prefix_acquire(firn_prefix *prefix, const firn_token *prompt, uint32_t n_tokens, const char *ns,
@@ -166,7 +212,7 @@ firn_status firn_prefix_acquire(firn_prefix *prefix, const firn_token *prompt, u
         return firni_fail(err, FIRN_ERR_INVALID, "a cache namespace has at most %u bytes",
                           (unsigned)FIRN_NAMESPACE_BYTES_MAX);
     }
-    firn_lease *lease = firni_calloc(prefix->env, 1, sizeof *lease + prefix->n_layers * sizeof lease->tail[0]);
+    firn_lease *lease = firni_calloc(prefix->env, 1, sizeof *lease + 2 * (size_t)prefix->n_layers * sizeof lease->held[0]);
     if (lease == NULL) {
         goto fail;
     }
@@ -254,7 +300,11 @@ firn_lease_info firn_lease_result(firn_lease *lease)
 firn_status firn_lease_lend(firn_lease *lease, firn_cache **caches, firn_error *err)
 {
     assert(lease->ready);
-    return firni_adopt_path(lease->prefix, lease->node, lease->info.n_tokens, lease->tail, caches, err);
+    const firni_path_end end = { .node = lease->node,
+                                 .n_tokens = lease->info.n_tokens,
+                                 .tail = lease->held,
+                                 .states = lease->held + lease->prefix->n_layers };
+    return firni_adopt_path(lease->prefix, &end, caches, NULL, err);
 }
 
 void firn_lease_release(firn_lease *lease)
@@ -264,10 +314,8 @@ void firn_lease_release(firn_lease *lease)
     }
     firn_prefix *prefix = lease->prefix;
     firni_read_leave(lease);
-    drop_tail(lease);
-    if (lease->node != NULL) {
-        firni_unpin(prefix, lease->node);
-    }
+    drop_held(lease);
+    let_go(prefix, lease->node, first_window(lease));
     if (lease->prev != NULL) {
         lease->prev->next = lease->next;
     } else {

@@ -23,7 +23,7 @@ void firni_node_destroy(const firn_env *env, firni_node *node)
     if (node == NULL) {
         return;
     }
-    assert(node->n_children == 0 && node->heap == NULL);
+    assert(node->n_children == 0 && node->heap == NULL && node->checkpoints == NULL);
     if (node->children != &node->only_child) {
         firni_free(env, node->children);
     }

@@ -34,12 +34,13 @@ static firn_status fill_options(firn_prefix *prefix, const firn_prefix_options *
     return FIRN_OK;
 }
 
-/* One empty cache per layer answers what a layer's blocks look like, and lent caches are made from it. */
+/* One empty cache per layer answers what a layer's state looks like, and lent caches are made from it. */
 static firn_status make_shapes(firn_prefix *prefix, firn_error *err)
 {
     prefix->shapes = firni_calloc(prefix->env, prefix->n_layers, sizeof(firn_cache *));
     prefix->views = firni_calloc(prefix->env, prefix->n_layers, sizeof *prefix->views);
-    if (prefix->shapes == NULL || prefix->views == NULL) {
+    prefix->family = firni_calloc(prefix->env, prefix->n_layers, sizeof *prefix->family);
+    if (prefix->shapes == NULL || prefix->views == NULL || prefix->family == NULL) {
         return firni_fail(err, FIRN_ERR_NO_MEMORY, "no memory for a RAM tier of %u layers", prefix->n_layers);
     }
     for (uint32_t layer = 0; layer < prefix->n_layers; layer++) {
@@ -48,12 +49,11 @@ static firn_status make_shapes(firn_prefix *prefix, firn_error *err)
         if (status != FIRN_OK) {
             return status;
         }
-        const size_t block_bytes = firn_cache_block_bytes(prefix->shapes[layer]);
-        if (block_bytes == 0) {
-            return firni_fail(err, FIRN_ERR_UNSUPPORTED, "the RAM tier holds token blocks, and layer %u (%s) has none",
-                              layer, firn_cache_describe(prefix->shapes[layer]));
-        }
-        prefix->node_bytes += block_bytes;
+        const firn_cache *shape = prefix->shapes[layer];
+        prefix->family[layer] = firni_family_of(shape);
+        prefix->node_bytes += firn_cache_block_bytes(shape);
+        prefix->window_bytes += prefix->family[layer] & FIRNI_FAMILY_WINDOW ? firn_cache_block_bytes(shape) : 0;
+        prefix->checkpoint_bytes += firn_cache_fixed_bytes(shape);
     }
     return firni_families_init(&prefix->families, (const firn_cache *const *)prefix->shapes, prefix->n_layers,
                                prefix->env, err);
@@ -70,6 +70,7 @@ firn_status firn_prefix_create(const firn_prefix_options *options, const firn_en
     prefix->env = env;
     prefix->clean.policy = &firni_policy_lru;
     prefix->unsaved.policy = &firni_policy_lru;
+    prefix->shed.policy = &firni_policy_shed;
     firn_status status = fill_options(prefix, options, err);
     if (status == FIRN_OK) {
         status = make_shapes(prefix, err);
@@ -118,16 +119,19 @@ void firn_prefix_destroy(firn_prefix *prefix)
     }
     remove_all_nodes(prefix);
     assert(prefix->n_nodes == 0 && prefix->n_pinned == 0 && prefix->n_unsaved == 0 && prefix->reading_bytes == 0);
+    assert(prefix->n_checkpoints == 0 && prefix->n_unsaved_checkpoints == 0 && prefix->stuck_bytes == 0);
     firni_inbox_deinit(prefix);
     firni_blockset_deinit(prefix->env, &prefix->blocks);
     firni_heap_deinit(prefix->env, &prefix->clean);
     firni_heap_deinit(prefix->env, &prefix->unsaved);
+    firni_heap_deinit(prefix->env, &prefix->shed);
     firni_families_deinit(&prefix->families);
     if (prefix->shapes != NULL) {
         firni_caches_destroy(prefix, prefix->shapes);
     }
     firni_free(prefix->env, prefix->shapes);
     firni_free(prefix->env, prefix->views);
+    firni_free(prefix->env, prefix->family);
     firni_free(prefix->env, prefix->roots);
     firni_free(prefix->env, prefix);
 }
@@ -159,6 +163,9 @@ void firn_prefix_get_stats(const firn_prefix *prefix, firn_prefix_stats *out)
     out->held_bytes = prefix->blocks.held_bytes;
     out->budget_bytes = prefix->options.budget_bytes;
     out->n_dirty = prefix->n_unsaved;
+    out->dirty_bytes = prefix->stuck_bytes;
+    out->reading_bytes = prefix->reading_bytes;
+    out->n_checkpoints = prefix->n_checkpoints;
     out->n_queued = prefix->writer.n_jobs;
     out->n_pinned = prefix->n_pinned;
 }

@@ -8,7 +8,57 @@
 
 typedef struct check_totals {
     uint64_t n_nodes, n_pinned, n_unsaved, n_waiting, n_storing, n_block_refs, n_clean_leaves, n_unsaved_leaves;
+    uint64_t n_shed, n_window_holds, n_checkpoints, n_unsaved_checkpoints, stuck_bytes;
 } check_totals;
+
+/* How many window holds an end at n_tokens has: the same margin as windows.c gives it, or none for a lease. */
+static uint64_t count_holds(const firn_prefix *prefix, const firni_node *node, uint32_t n_tokens, uint32_t n_margin)
+{
+    const uint32_t first = firni_families_first_window(&prefix->families, n_tokens);
+    const uint32_t last = node->first_token / FIRN_BLOCK_TOKENS;
+    assert(first <= last);
+    return last - (first > n_margin ? first - n_margin : 0) + 1;
+}
+
+/* The blocks of one node: those of full layers are there, and so are, from the same block on, those of windows that
+ * somebody holds and that were there when the hold began. */
+static void check_blocks_of(const firn_prefix *prefix, const firni_node *node, check_totals *totals)
+{
+    for (uint32_t layer = 0; layer < prefix->n_layers; layer++) {
+        const firn_block *block = node->blocks[layer];
+        const uint32_t family = prefix->family[layer];
+        assert((family & FIRNI_FAMILY_FULL) == 0 || block != NULL);
+        assert((family & (FIRNI_FAMILY_FULL | FIRNI_FAMILY_WINDOW)) != 0 || block == NULL);
+        if (block != NULL) {
+            assert(firni_blockset_refs(&prefix->blocks, block) >= 1);
+            assert(firn_block_refs(block) >= firni_blockset_refs(&prefix->blocks, block));
+            totals->n_block_refs++;
+        }
+        (void)family;
+    }
+}
+
+static void check_checkpoints(const firn_prefix *prefix, const firni_node *node, check_totals *totals)
+{
+    bool unsaved = node->blocks_unsaved;
+    for (const firni_checkpoint *c = node->checkpoints; c != NULL; c = c->next) {
+        assert(prefix->families.n_fixed > 0);
+        assert(c->n_tokens > node->first_token && c->n_tokens <= node->first_token + node->n_tokens);
+        assert(c->next == NULL || c->next->n_tokens < c->n_tokens);
+        assert(!c->unsaved || prefix->options.tier != NULL);
+        for (uint32_t layer = 0; layer < prefix->n_layers; layer++) {
+            const firn_block *state = c->states[layer];
+            assert((state != NULL) == ((prefix->family[layer] & FIRNI_FAMILY_FIXED) != 0));
+            assert(state == NULL || firni_blockset_refs(&prefix->blocks, state) >= 1);
+            totals->n_block_refs += state != NULL;
+        }
+        totals->n_checkpoints++;
+        totals->n_unsaved_checkpoints += c->unsaved;
+        unsaved = unsaved || c->unsaved;
+    }
+    assert(node->unsaved == unsaved);
+    (void)unsaved;
+}
 
 /* One node: its place in the sequence, its marks, its heap, its blocks. */
 static void check_node(const firn_prefix *prefix, const firni_node *node, check_totals *totals)
@@ -25,13 +75,27 @@ static void check_node(const firn_prefix *prefix, const firni_node *node, check_
     assert(!node->waiting || (node->unsaved && !node->storing));
     assert(!node->storing || node->n_pins > 0);
     assert(!node->store_again || node->storing);
-    assert(node->heap == (!is_free_leaf ? NULL : node->unsaved ? &prefix->unsaved : &prefix->clean));
-    for (uint32_t layer = 0; layer < prefix->n_layers; layer++) {
-        assert(node->blocks[layer] != NULL);
-        assert(firni_blockset_refs(&prefix->blocks, node->blocks[layer]) >= 1);
-        assert(firn_block_refs(node->blocks[layer]) >= firni_blockset_refs(&prefix->blocks, node->blocks[layer]));
-        totals->n_block_refs++;
+    const bool may_shed = !is_free_leaf && firni_may_shed(prefix, node);
+    assert(node->heap == (is_free_leaf ? (node->unsaved ? &prefix->unsaved : &prefix->clean)
+                          : may_shed   ? &prefix->shed
+                                       : NULL));
+    if (prefix->families.n_window > 0) {
+        /* An end or a branch, and only that, holds the window before it. */
+        assert(node->window_end == (node->n_children != 1 ? node->first_token + node->n_tokens : 0));
+        totals->n_window_holds += node->window_holds;
+        totals->n_window_holds -= node->window_end > 0 ? count_holds(prefix, node, node->window_end, 2) : 0;
     }
+    totals->n_shed += may_shed;
+    uint32_t n_stuck_children = 0;
+    for (uint32_t i = 0; i < node->n_children; i++) {
+        n_stuck_children += node->children[i]->stuck;
+    }
+    assert(node->n_stuck_children == n_stuck_children);
+    assert(node->stuck == (node->unsaved || n_stuck_children > 0) && (node->stuck || node->stuck_bytes == 0));
+    totals->stuck_bytes += node->stuck_bytes;
+    (void)n_stuck_children;
+    check_blocks_of(prefix, node, totals);
+    check_checkpoints(prefix, node, totals);
     totals->n_nodes++;
     totals->n_pinned += node->n_pins > 0;
     totals->n_unsaved += node->unsaved;
@@ -109,8 +173,27 @@ static void check_blocks(const firni_blockset *set, uint64_t n_block_refs)
     (void)n_blocks, (void)n_refs, (void)held_bytes, (void)n_block_refs;
 }
 
+/* What was promised can be lent: what may go while the node stays has references, the other window blocks are held. */
+static void check_held(const firn_lease *lease, check_totals *totals)
+{
+    const firn_prefix *prefix = lease->prefix;
+    const uint32_t first = firni_families_first_window(&prefix->families, lease->info.n_tokens);
+    for (uint32_t layer = 0; layer < prefix->n_layers; layer++) {
+        assert((lease->held[layer] != NULL) == (firn_cache_block_bytes(prefix->shapes[layer]) > 0));
+        assert((lease->held[prefix->n_layers + layer] != NULL) == (firn_cache_fixed_bytes(prefix->shapes[layer]) > 0));
+    }
+    for (const firni_node *node = lease->node->parent;
+         prefix->families.n_window > 0 && node->parent != NULL && node->first_token / FIRN_BLOCK_TOKENS >= first;
+         node = node->parent) {
+        assert(node->window_holds > 0 && firni_has_windows(prefix, node));
+    }
+    if (prefix->families.n_window > 0) {
+        totals->n_window_holds -= count_holds(prefix, lease->node, lease->info.n_tokens, 0);
+    }
+}
+
 /* Reads know their waiters and the other way round; a lease's node is pinned and still says what the prompt says. */
-static void check_leases(const firn_prefix *prefix)
+static void check_leases(const firn_prefix *prefix, check_totals *totals)
 {
     uint64_t reading_bytes = 0;
     for (const firni_read *read = prefix->reads; read != NULL; read = read->next) {
@@ -129,6 +212,7 @@ static void check_leases(const firn_prefix *prefix)
             continue;
         }
         assert(node->n_pins > 0);
+        check_held(lease, totals);
         assert(lease->info.n_tokens > node->first_token && lease->info.n_tokens <= node->first_token + node->n_tokens);
         for (; node->parent != NULL; node = node->parent) {
             /* What was promised is still what the prompt says. */
@@ -163,7 +247,12 @@ void firn_prefix_check(const firn_prefix *prefix)
     assert(totals.n_clean_leaves == prefix->clean.n_nodes && totals.n_unsaved_leaves == prefix->unsaved.n_nodes);
     firni_heap_check(&prefix->clean);
     firni_heap_check(&prefix->unsaved);
+    firni_heap_check(&prefix->shed);
+    assert(totals.n_shed == prefix->shed.n_nodes);
+    assert(totals.n_checkpoints == prefix->n_checkpoints && totals.stuck_bytes == prefix->stuck_bytes);
+    assert(totals.n_unsaved_checkpoints == prefix->n_unsaved_checkpoints);
     check_blocks(&prefix->blocks, totals.n_block_refs);
     assert(prefix->blocks.held_bytes <= prefix->options.budget_bytes);
-    check_leases(prefix);
+    check_leases(prefix, &totals);
+    assert(totals.n_window_holds == 0); /* each hold has an owner */
 }

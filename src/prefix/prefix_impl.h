@@ -4,8 +4,11 @@
  *      prefix.c    create, destroy, poll, statistics        lease.c     acquire, lend, release: what a request sees
  *      tree.c      pins, recency, unsaved marks, roots      reader.c    reads from the tier in flight, joined
  *      insert.c    put and restored state into nodes        writer.c    write-behind: the store worker
- *      evict.c     budgets, making room                     flush.c     everything unsaved, within a bound
- *      prefix_check.c  every invariant                      inbox.c     what other threads have finished
+ *      insert_plan.c  what fits of it                       store_job.c what one store takes along
+ *      path.c      paths as caches                          flush.c     everything unsaved, within a bound
+ *      windows.c   which window blocks are needed           inbox.c     what other threads have finished
+ *      checkpoints.c  which checkpoints are kept            evict.c     budgets, making room
+ *      match.c     how far a prompt is stored and usable    prefix_check.c  every invariant
  *
  * Threads: the engine thread owns everything in firn_prefix except the two mailboxes below.
  *
@@ -50,6 +53,7 @@ typedef struct firni_job {
     firn_token *tokens;
     uint32_t n_tokens;
     firn_cache **caches;       /* one per layer */
+    uint32_t first_window;     /* the first node whose window blocks are among it, of all window layers */
     bool stored;               /* the tier's answer */
     firn_reason reason;
 } firni_job;
@@ -104,7 +108,9 @@ struct firn_lease {
     uint32_t n_usable;         /* of these, tokens that could be resumed at, were they enough */
     firn_match below;          /* the tier's answer; the handle is gone */
     firn_lease_info info;
-    firn_block *tail[];        /* the last node's blocks, one reference each: its tail may be replaced meanwhile */
+    /* The last node's blocks, whose tail may be replaced meanwhile, then the fixed-size states at n_tokens, whose
+     * checkpoint may be dropped: one reference each, NULL where a layer has none. */
+    firn_block *held[];
 };
 
 struct firn_prefix {
@@ -113,8 +119,11 @@ struct firn_prefix {
     uint32_t n_layers;
     firn_cache **shapes;         /* one empty cache per layer: capabilities, geometry, and the source of lent caches */
     firni_families families;     /* of the shapes */
+    uint32_t *family;            /* FIRNI_FAMILY_* of each layer */
     firn_row_view *views;        /* scratch of one insertion: one per layer */
-    uint64_t node_bytes;         /* blocks of one node */
+    uint64_t node_bytes;         /* blocks of one node, all there */
+    uint64_t window_bytes;       /* of these, of window layers */
+    uint64_t checkpoint_bytes;   /* states of one checkpoint */
 
     firni_node **roots;          /* sorted by namespace */
     uint32_t n_roots, n_roots_max;
@@ -124,6 +133,10 @@ struct firn_prefix {
     firni_blockset blocks;
     firni_heap clean;            /* leaves that may leave */
     firni_heap unsaved;          /* leaves that may leave once they are stored */
+    firni_heap shed;             /* nodes whose window blocks may leave */
+    uint64_t n_checkpoints;
+    uint64_t n_unsaved_checkpoints;
+    uint64_t stuck_bytes;        /* what eviction cannot reach until something has been stored */
 
     firni_link lists[FIRNI_LISTS];
     uint64_t n_unsaved;
@@ -150,17 +163,73 @@ void firni_unpin(firn_prefix *prefix, firni_node *node); /* may free a root that
 /* Puts the node where its pins, children and mark say it belongs. Called after each change of one of them. */
 void firni_settle(firn_prefix *prefix, firni_node *node);
 void firni_touch(firn_prefix *prefix, firni_node *node); /* the path from here up becomes the most recently used */
+/* The tier does not hold the node's token blocks, or does. */
 void firni_mark_unsaved(firn_prefix *prefix, firni_node *node);
 void firni_mark_saved(firn_prefix *prefix, firni_node *node);
+/* Puts the node into the list of unsaved ones, or out of it, after something of it was marked. */
+void firni_update_unsaved(firn_prefix *prefix, firni_node *node);
+/* Brings the node's part of stuck_bytes up to date, after its mark, its window holds or its checkpoints have changed. */
+void firni_count_stuck(firn_prefix *prefix, firni_node *node);
 void firni_wait_for_store(firn_prefix *prefix, firni_node *node); /* at the end of the list */
 void firni_stop_waiting(firn_prefix *prefix, firni_node *node);   /* nothing when it is not in the list */
 /* Unlinks a leaf without pins and releases its blocks. */
 void firni_remove_leaf(firn_prefix *prefix, firni_node *leaf);
-/* One serial cache per layer over the path to `node`, cut to n_tokens. tail: the blocks of the last node, or NULL for
- * its own. On failure all slots are NULL. */
-firn_status firni_adopt_path(const firn_prefix *prefix, const firni_node *node, uint32_t n_tokens,
-                             firn_block *const *tail, firn_cache **caches, firn_error *err);
+uint64_t firni_node_bytes(const firn_prefix *prefix, const firni_node *node); /* of its blocks and checkpoints */
+
+/* ---- match.c ---- */
+
+/* Longest prefix of at most n_max tokens that the state on the path to `node` can resume at, and the node that holds
+ * its last token; 0 and NULL when there is none. */
+uint32_t firni_node_usable(const firn_prefix *prefix, firni_node *node, uint32_t n_max, firni_node **last);
+/* The same over all paths that begin as tokens[0..n_max) do; `node` is the deepest one that the tokens lead to. */
+uint32_t firni_tokens_usable(const firn_prefix *prefix, firni_node *node, const firn_token *tokens, uint32_t n_max,
+                             firni_node **last);
+
+/* ---- path.c ---- */
+
+/* What a row is made of beside the path's blocks. */
+typedef struct firni_path_end {
+    const firni_node *node;     /* holds the last token; not used with n_tokens 0 */
+    uint32_t n_tokens;
+    firn_block *const *tail;    /* the last node's blocks by layer, or NULL for its own */
+    firn_block *const *states;  /* the fixed-size states at n_tokens by layer, or NULL for those of its checkpoint */
+    bool for_store;             /* with window blocks before those needed */
+} firni_path_end;
+
+/* Window blocks that a store takes along beside those needed: a chunk's worth, since each chunk is put. Few, because they
+ * cannot leave while the store waits. */
+enum { FIRNI_STORE_BLOCKS_MORE = 4 };
+
+/* One serial cache per layer with n_tokens tokens, a usable position. On failure all slots are NULL. first_window: from
+ * which block on the caches have the blocks of all window layers; may be NULL. */
+firn_status firni_adopt_path(const firn_prefix *prefix, const firni_path_end *end, firn_cache **caches,
+                             uint32_t *first_window, firn_error *err);
 void firni_caches_destroy(const firn_prefix *prefix, firn_cache **caches);
+
+/* ---- windows.c ---- */
+
+bool firni_has_windows(const firn_prefix *prefix, const firni_node *node); /* all of them */
+/* Keeps the window blocks of the path to `node` from block `first` on, until the same call of unhold. */
+void firni_windows_hold(firn_prefix *prefix, firni_node *node, uint32_t first);
+void firni_windows_unhold(firn_prefix *prefix, firni_node *node, uint32_t first);
+/* After the node's end or the number of its children has changed, and before it goes (gone). */
+void firni_windows_follow(firn_prefix *prefix, firni_node *node, bool gone);
+bool firni_may_shed(const firn_prefix *prefix, const firni_node *node);
+void firni_windows_shed(firn_prefix *prefix, firni_node *node);
+
+/* ---- checkpoints.c ---- */
+
+/* NULL without memory. Not linked, without states. */
+firni_checkpoint *firni_checkpoint_create(const firn_prefix *prefix, uint32_t n_tokens);
+void firni_checkpoint_destroy(const firn_prefix *prefix, firni_checkpoint *checkpoint); /* not linked; accepts NULL */
+firni_checkpoint *firni_checkpoint_find(const firni_node *node, uint32_t n_tokens); /* or NULL */
+/* Takes the checkpoint and a reference to each of its states. The set of blocks has room. */
+void firni_checkpoint_link(firn_prefix *prefix, firni_node *node, firni_checkpoint *checkpoint);
+void firni_checkpoint_drop(firn_prefix *prefix, firni_node *node, firni_checkpoint *checkpoint);
+void firni_checkpoint_mark_saved(firn_prefix *prefix, firni_node *node, firni_checkpoint *checkpoint);
+/* Applies the retention rule to the conversation that ends at or below `node`; `fresh` is kept, whatever the rule says.
+ * Returns whether something was dropped. Unsaved checkpoints stay, and are stored. */
+bool firni_checkpoints_retain(firn_prefix *prefix, firni_node *node, const firni_checkpoint *fresh);
 
 /* ---- insert.c ---- */
 
@@ -174,7 +243,9 @@ typedef struct firni_insertion {
     /* results */
     firni_node *last;  /* node that holds the last token that was kept; NULL when none was */
     uint32_t n_kept;   /* tokens that the tree holds now, whether from these caches or not */
-    uint32_t n_taken;  /* nodes that took their blocks from these caches */
+    bool added;        /* the tree holds more than before */
+    uint64_t offered_bytes; /* blocks of these caches */
+    uint64_t taken_bytes;   /* of these, blocks that the tree took */
 } firni_insertion;
 
 /* NONE, or why less than all was kept. */
@@ -210,6 +281,15 @@ void firni_lease_finish(firn_lease *lease, firn_reason failure, uint64_t restore
 void firni_leases_expire(firn_prefix *prefix, uint64_t now_ns); /* those whose deadline has come */
 uint64_t firni_leases_next_deadline(const firn_prefix *prefix); /* UINT64_MAX: nobody waits */
 
+/* ---- store_job.c ---- */
+
+/* A store of the path through `node`, or NULL without memory (NO_MEMORY), and when no position at or below the node can
+ * be resumed (FAMILY_MISSING). */
+firni_job *firni_job_create(firn_prefix *prefix, firni_node *node, firn_reason *reason);
+void firni_job_destroy(firn_prefix *prefix, firni_job *job); /* accepts a half-built one */
+/* Marks what a stored job has saved. */
+void firni_job_mark_saved(firn_prefix *prefix, const firni_job *job);
+
 /* ---- writer.c, flush.c ---- */
 
 firn_status firni_writer_init(firn_prefix *prefix, firn_error *err);
@@ -218,6 +298,8 @@ void firni_writer_deinit(firn_prefix *prefix); /* waits for the store in progres
 void firni_writer_want(firn_prefix *prefix, firni_node *node);
 /* Queues what waits, as far as the queue and the pause after a refusal allow. */
 void firni_writer_pump(firn_prefix *prefix);
+/* Takes back the stores that have not begun, with what they hold; they are wanted again. Returns whether there were any. */
+bool firni_writer_recall(firn_prefix *prefix);
 /* Wants the least recently used unsaved leaves stored now, tails included, until they would free `bytes`. */
 void firni_writer_press(firn_prefix *prefix, uint64_t bytes);
 void firni_job_ended(firn_prefix *prefix, firni_job *job);

@@ -157,9 +157,8 @@ firn_reason firni_read_start(firn_prefix *prefix, firn_lease *lease, const firn_
         return FIRN_REASON_NONE;
     }
     read = read_create(prefix, lease, match->prefix_len);
-    /* Room also for the reads before it, which may not have taken theirs yet. */
     if (read == NULL || read->room_bytes > prefix->options.budget_bytes ||
-        !firn_prefix_make_room(prefix, read->room_bytes + prefix->reading_bytes)) {
+        !firn_prefix_make_room(prefix, read->room_bytes)) {
         firn_tier_release(tier, match->handle);
         if (read != NULL) {
             read_destroy(prefix, read);
@@ -210,22 +209,26 @@ static firn_reason check_restored(const firn_prefix *prefix, const firni_read *r
 /* Puts intact state into the tree; NONE, or why that gave nothing. */
 static firn_reason keep_restored(firn_prefix *prefix, firni_read *read)
 {
-    /* Each node took the place of one restored block per layer: whole nodes tell used bytes from wasted ones. */
-    const uint32_t n_blocks = (read->n_tokens - 1) / FIRN_BLOCK_TOKENS + 1;
+    firni_insertion in = { .ns = read->ns,
+                           .tokens = read->tokens,
+                           .n_tokens = read->n_tokens,
+                           .caches = (const firn_cache *const *)read->restored.caches,
+                           .is_stored = true,
+                           .unasked = read->waiters == NULL };
     firn_reason reason = check_restored(prefix, read);
-    uint32_t n_taken = 0;
     if (reason == FIRN_REASON_NONE && !prefix->closing) {
-        firni_insertion in = { .ns = read->ns,
-                               .tokens = read->tokens,
-                               .n_tokens = read->n_tokens,
-                               .caches = (const firn_cache *const *)read->restored.caches,
-                               .is_stored = true,
-                               .unasked = read->waiters == NULL };
         reason = firni_insert(prefix, &in);
-        n_taken = in.n_taken;
+        if (reason == FIRN_REASON_FAMILY_MISSING && in.added) {
+            reason = FIRN_REASON_NONE; /* less than was read, but something: the waiters see how much */
+        }
     }
-    /* What RAM had already was read for nothing: the tier restores from the first token on. */
-    prefix->stats.wasted_bytes += read->restored.n_bytes_read * (n_blocks - n_taken) / n_blocks;
+    /* What RAM had already was read for nothing: the tier restores all that the position needs. */
+    const uint64_t read_bytes = read->restored.n_bytes_read;
+    if (in.taken_bytes == 0) {
+        prefix->stats.wasted_bytes += read_bytes;
+    } else {
+        prefix->stats.wasted_bytes += read_bytes * (in.offered_bytes - in.taken_bytes) / in.offered_bytes;
+    }
     return reason;
 }
 

@@ -86,10 +86,12 @@ const char *firni_node_namespace(const firni_node *node)
 
 void firni_settle(firn_prefix *prefix, firni_node *node)
 {
-    /* A parent is in no heap: it becomes a candidate when its last child has left. */
+    /* A parent can only shed: it becomes a candidate as a whole when its last child has left. */
     firni_heap *heap = NULL;
     if (node->parent != NULL && node->n_children == 0 && node->n_pins == 0) {
         heap = node->unsaved ? &prefix->unsaved : &prefix->clean;
+    } else if (node->parent != NULL && firni_may_shed(prefix, node)) {
+        heap = &prefix->shed;
     }
     if (node->heap == heap) {
         if (heap != NULL) {
@@ -173,26 +175,67 @@ static void list_remove(firn_prefix *prefix, firni_list_id id, firni_node *node)
     }
 }
 
-void firni_mark_unsaved(firn_prefix *prefix, firni_node *node)
+/* A path leaves from its end. So what is unsaved keeps all of its path here, but for the window blocks that nobody
+ * holds: a bound, since a held window block may be missing. */
+void firni_count_stuck(firn_prefix *prefix, firni_node *node)
 {
-    if (!node->unsaved) {
-        node->unsaved = true;
-        prefix->n_unsaved++;
-        list_append(prefix, FIRNI_LIST_UNSAVED, node);
-        firni_settle(prefix, node);
+    uint64_t bytes = 0;
+    if (node->stuck) {
+        bytes = prefix->node_bytes - (node->window_holds > 0 ? 0 : prefix->window_bytes);
+        for (const firni_checkpoint *c = node->checkpoints; c != NULL; c = c->next) {
+            bytes += prefix->checkpoint_bytes;
+        }
+    }
+    prefix->stuck_bytes += bytes - node->stuck_bytes;
+    node->stuck_bytes = bytes;
+}
+
+/* The walk ends at the first node that stays as it was. */
+static void follow_stuck(firn_prefix *prefix, firni_node *node)
+{
+    for (; node->parent != NULL; node = node->parent) {
+        const bool stuck = node->unsaved || node->n_stuck_children > 0;
+        if (stuck == node->stuck) {
+            return;
+        }
+        node->stuck = stuck;
+        firni_count_stuck(prefix, node);
+        node->parent->n_stuck_children += stuck ? 1u : -1u;
     }
 }
 
-/* A saved node has nothing to wait for. */
+void firni_update_unsaved(firn_prefix *prefix, firni_node *node)
+{
+    bool unsaved = node->blocks_unsaved;
+    for (const firni_checkpoint *c = node->checkpoints; c != NULL && !unsaved; c = c->next) {
+        unsaved = c->unsaved;
+    }
+    if (unsaved == node->unsaved) {
+        return;
+    }
+    if (unsaved) {
+        list_append(prefix, FIRNI_LIST_UNSAVED, node);
+        prefix->n_unsaved++;
+    } else {
+        firni_stop_waiting(prefix, node); /* a saved node has nothing to wait for */
+        list_remove(prefix, FIRNI_LIST_UNSAVED, node);
+        prefix->n_unsaved--;
+    }
+    node->unsaved = unsaved;
+    follow_stuck(prefix, node);
+    firni_settle(prefix, node);
+}
+
+void firni_mark_unsaved(firn_prefix *prefix, firni_node *node)
+{
+    node->blocks_unsaved = true;
+    firni_update_unsaved(prefix, node);
+}
+
 void firni_mark_saved(firn_prefix *prefix, firni_node *node)
 {
-    if (node->unsaved) {
-        firni_stop_waiting(prefix, node);
-        node->unsaved = false;
-        prefix->n_unsaved--;
-        list_remove(prefix, FIRNI_LIST_UNSAVED, node);
-        firni_settle(prefix, node);
-    }
+    node->blocks_unsaved = false;
+    firni_update_unsaved(prefix, node);
 }
 
 void firni_wait_for_store(firn_prefix *prefix, firni_node *node)
@@ -213,10 +256,26 @@ void firni_stop_waiting(firn_prefix *prefix, firni_node *node)
 
 /* ---- removal ---- */
 
+uint64_t firni_node_bytes(const firn_prefix *prefix, const firni_node *node)
+{
+    uint64_t bytes = 0;
+    for (uint32_t layer = 0; layer < prefix->n_layers; layer++) {
+        bytes += node->blocks[layer] != NULL ? firn_block_bytes(node->blocks[layer]) : 0;
+    }
+    for (const firni_checkpoint *c = node->checkpoints; c != NULL; c = c->next) {
+        bytes += prefix->checkpoint_bytes;
+    }
+    return bytes;
+}
+
 void firni_remove_leaf(firn_prefix *prefix, firni_node *leaf)
 {
     assert(leaf->n_children == 0 && leaf->n_pins == 0 && !leaf->storing);
+    while (leaf->checkpoints != NULL) {
+        firni_checkpoint_drop(prefix, leaf, leaf->checkpoints);
+    }
     firni_mark_saved(prefix, leaf); /* only without a tier to store it: destruction */
+    firni_windows_follow(prefix, leaf, true);
     if (leaf->heap != NULL) {
         firni_heap_remove(leaf);
     }
@@ -224,69 +283,17 @@ void firni_remove_leaf(firn_prefix *prefix, firni_node *leaf)
     firni_node *parent = leaf->parent;
     firni_node_unlink(leaf);
     for (uint32_t layer = 0; layer < prefix->n_layers; layer++) {
-        firni_blockset_remove(&prefix->blocks, leaf->blocks[layer]);
-        firn_block_release(leaf->blocks[layer]);
+        if (leaf->blocks[layer] != NULL) {
+            firni_blockset_remove(&prefix->blocks, leaf->blocks[layer]);
+            firn_block_release(leaf->blocks[layer]);
+        }
     }
     prefix->n_nodes--;
     firni_node_destroy(prefix->env, leaf);
     if (parent->parent == NULL) {
         firni_root_drop_if_empty(prefix, parent);
     } else {
+        firni_windows_follow(prefix, parent, false);
         firni_settle(prefix, parent);
     }
-}
-
-/* ---- paths as caches ---- */
-
-/* What a lease lends and what a store reads are made the same way: rows that share the path's blocks. A row whose last
- * block is used only in part stands at n_tokens inside it; whoever appends to it copies that block first, because it is
- * shared. So the tree's block is never written, whatever becomes of the row. */
-
-void firni_caches_destroy(const firn_prefix *prefix, firn_cache **caches)
-{
-    for (uint32_t layer = 0; layer < prefix->n_layers; layer++) {
-        firn_cache_destroy(caches[layer]);
-        caches[layer] = NULL;
-    }
-}
-
-firn_status firni_adopt_path(const firn_prefix *prefix, const firni_node *node, uint32_t n_tokens,
-                             firn_block *const *tail, firn_cache **caches, firn_error *err)
-{
-    const uint32_t n_blocks = n_tokens / FIRN_BLOCK_TOKENS + (n_tokens % FIRN_BLOCK_TOKENS != 0);
-    const firni_node **path = NULL;
-    firn_block **blocks = NULL;
-    firn_status status = FIRN_OK;
-    memset(caches, 0, prefix->n_layers * sizeof *caches);
-    if (n_blocks > 0) {
-        assert(node->first_token / FIRN_BLOCK_TOKENS == n_blocks - 1);
-        path = firni_calloc(prefix->env, n_blocks, sizeof *path);
-        blocks = firni_calloc(prefix->env, n_blocks, sizeof *blocks);
-        if (path == NULL || blocks == NULL) {
-            status = firni_fail(err, FIRN_ERR_NO_MEMORY, "no memory for a list of %u blocks", n_blocks);
-            goto done;
-        }
-        /* Parent links lead from the end to the start; rows are built from the start. */
-        for (; node->parent != NULL; node = node->parent) {
-            path[node->first_token / FIRN_BLOCK_TOKENS] = node;
-        }
-    }
-    for (uint32_t layer = 0; layer < prefix->n_layers && status == FIRN_OK; layer++) {
-        for (uint32_t i = 0; i < n_blocks; i++) {
-            blocks[i] = i + 1 == n_blocks && tail != NULL ? tail[layer] : path[i]->blocks[layer];
-        }
-        status = firn_cache_make_empty(prefix->shapes[layer], &caches[layer], err);
-        if (status == FIRN_OK) {
-            const firn_row_view view = { .blocks = blocks, .n_blocks = n_blocks, .n_tokens = n_tokens };
-            status = n_tokens > 0 ? firn_cache_adopt_row(caches[layer], &view, err)
-                                  : firn_cache_add_row(caches[layer], err);
-        }
-    }
-done:
-    if (status != FIRN_OK) {
-        firni_caches_destroy(prefix, caches);
-    }
-    firni_free(prefix->env, path);
-    firni_free(prefix->env, blocks);
-    return status;
 }

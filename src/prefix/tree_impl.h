@@ -6,7 +6,10 @@
  *                          \-- [64]
  *
  * A node covers tokens [first_token, first_token + n_tokens) of every sequence that passes through it, and holds one
- * block per layer with their state. Positions are multiples of 64, so a node is exactly one block per layer.
+ * block with their state per layer that has token blocks. Positions are multiples of 64, so a node is exactly one block
+ * per layer. The block of a window layer may be missing: the row had let go of it, or the tree has, under pressure.
+ * Layers with a fixed-size state have checkpoints instead: the state of all of them after an exact count of tokens, kept
+ * by the node that holds the last of these tokens.
  *
  * Children are sorted by their tokens, and no child's tokens begin with all of another's: a tail that grows replaces
  * the shorter one. Both facts make a lookup one binary search. A sibling that shares the longest beginning with a
@@ -17,8 +20,9 @@
  * newer than its children and the oldest node of the tree is always a leaf.
  *
  * Nodes that may leave stand in a heap of leaves that are neither pinned nor unsaved; unsaved leaves stand in another,
- * for storing them early under pressure. The heaps have room for every node before the node is linked, so that nothing
- * that moves a node between them can fail. The engine thread alone touches anything here.
+ * for storing them early under pressure. Inner nodes whose window blocks nobody needs stand in a third (windows.c). The
+ * heaps have room for every node before the node is linked, so that nothing that moves a node between them can fail. The
+ * engine thread alone touches anything here.
  */
 #ifndef FIRNI_TREE_IMPL_H
 #define FIRNI_TREE_IMPL_H
@@ -40,6 +44,14 @@ typedef struct firni_link {
     firni_node *prev, *next;
 } firni_link;
 
+/* The states of all layers that keep a fixed-size one, after exactly n_tokens tokens. */
+typedef struct firni_checkpoint {
+    struct firni_checkpoint *next; /* of the same node: a shorter one */
+    uint32_t n_tokens;             /* from the first token on; the last of them is in the node */
+    bool unsaved;                  /* there is a tier, and it does not hold this checkpoint */
+    firn_block *states[];          /* one per layer, each one reference; NULL for layers without */
+} firni_checkpoint;
+
 struct firni_node {
     firni_node *parent;      /* NULL for a root */
     firni_node **children;   /* sorted by tokens */
@@ -54,11 +66,19 @@ struct firni_node {
     uint32_t reusable_from;  /* no prefix shorter than this can be resumed from this node's state */
     bool cut_anywhere;       /* the state can be cut after any token */
     bool boundary;           /* a row was published that ended exactly at the node's end */
-    bool unsaved;            /* dirty: there is a tier, and it does not hold this node */
+    bool unsaved;            /* dirty: there is a tier, and it does not hold all of this node */
+    bool blocks_unsaved;     /* the token blocks among it; else only checkpoints */
+    bool stuck;              /* unsaved, or has a stuck child: it may not leave until that is stored */
+    uint32_t n_stuck_children;
+    uint64_t stuck_bytes;    /* its part of firn_prefix.stuck_bytes */
+    bool windows_saved;      /* the tier holds the blocks of all window layers as well */
     bool storing;            /* a store of the path that ends here is queued or running */
     bool store_again;        /* its tail grew meanwhile: store once more */
     bool waiting;            /* in FIRNI_LIST_WAITING */
     bool speculative;        /* came from a read that nobody waited for, and was not used since */
+    uint32_t window_holds;   /* who needs the window blocks: ends of paths and branches, leases, an insertion */
+    uint32_t window_end;     /* as an end or a branch the node holds the window before this count; 0: it is neither */
+    firni_checkpoint *checkpoints; /* longest first */
     uint64_t flush_mark;     /* number of the flush in which a store of it was refused */
     uint64_t child_mark;     /* number of the flush that saw an unsaved child */
 
@@ -69,7 +89,7 @@ struct firni_node {
     firni_link links[FIRNI_LISTS];
 
     firn_token tokens[FIRN_BLOCK_TOKENS];
-    firn_block *blocks[];    /* one per layer, each one reference; none for a root */
+    firn_block *blocks[];    /* one per layer, each one reference; NULL where there is none; no array for a root */
 };
 
 /* ---- node.c: nodes and their children ---- */
@@ -104,19 +124,16 @@ typedef struct firni_match {
 } firni_match;
 
 firni_match firni_match_tokens(firni_node *root, const firn_token *tokens, uint32_t n_tokens);
-/* Longest prefix of at most n_max tokens that the state on the path to `node` can resume at, and the node that holds
- * its last token; 0 and NULL when there is none. */
-uint32_t firni_node_usable(const firni_families *families, firni_node *node, uint32_t n_max, firni_node **last);
-
 /* ---- victims.c, policy_lru.c ---- */
 
-/* Decides which leaf leaves first. Only leaves are ever asked about, so no policy can make an orphan. */
+/* Decides who leaves first. Only leaves and window blocks are ever asked about, so no policy can make an orphan. */
 typedef struct firni_policy {
     const char *name;
     bool (*leaves_before)(const firni_node *a, const firni_node *b);
 } firni_policy;
 
-extern const firni_policy firni_policy_lru;
+/* Both go by recency; the second among window blocks takes those that the tier holds first. */
+extern const firni_policy firni_policy_lru, firni_policy_shed;
 
 /* A binary heap of nodes, first to leave on top. A node knows its place, so it can be taken from anywhere. */
 typedef struct firni_heap {

@@ -1,6 +1,6 @@
 /*
  * Write-behind: unsaved paths on their way to the tier. Owns the store worker, its bounded queue, and the pauses after
- * a refusal.
+ * a refusal; what a store consists of is store_job.c's.
  *
  *      put --> wanted (a list through the nodes) --pump--> queue --> worker: firn_tier_store --> inbox --> saved
  *                        ^                                                          | refused
@@ -20,8 +20,8 @@
 
 enum {
     PAUSE_DOUBLINGS_MAX = 6,   /* 64 times the first pause */
-    UNSAVED_PRESS_SHARE = 8,   /* unsaved nodes beyond 1/8 of the budget: store the oldest tails too */
-    UNSAVED_ILL_SHARE = 4      /* unsaved nodes may take 1/4 of the budget while the tier refuses */
+    UNSAVED_PRESS_SHARE = 8,   /* unsaved paths beyond 1/8 of the budget: store the oldest tails too */
+    UNSAVED_ILL_SHARE = 4      /* unsaved paths may take 1/4 of the budget while the tier refuses */
 };
 
 /* ---- the worker ---- */
@@ -69,43 +69,33 @@ static void enqueue(firni_writer *writer, firni_job *job)
     (void)pthread_mutex_unlock(&writer->mutex);
 }
 
-/* ---- jobs ---- */
-
-static void job_destroy(firn_prefix *prefix, firni_job *job)
+bool firni_writer_recall(firn_prefix *prefix)
 {
-    if (job->caches != NULL) {
-        firni_caches_destroy(prefix, job->caches);
-        firni_free(prefix->env, job->caches);
+    firni_writer *writer = &prefix->writer;
+    if (!writer->has_mutex) {
+        return false;
     }
-    firni_free(prefix->env, job->tokens);
-    firni_free(prefix->env, job->ns);
-    firni_free(prefix->env, job);
+    (void)pthread_mutex_lock(&writer->mutex);
+    firni_job *job = writer->head;
+    writer->head = writer->tail = NULL;
+    (void)pthread_mutex_unlock(&writer->mutex);
+    const bool any = job != NULL;
+    while (job != NULL) {
+        firni_job *next = job->next;
+        firni_node *leaf = job->leaf;
+        leaf->storing = leaf->store_again = false;
+        if (leaf->unsaved) {
+            firni_wait_for_store(prefix, leaf);
+        }
+        firni_unpin(prefix, leaf);
+        firni_job_destroy(prefix, job);
+        writer->n_jobs--;
+        job = next;
+    }
+    return any;
 }
 
-/* Everything the worker will read is made here, on the engine thread: it never looks at the tree. */
-static firni_job *job_create(firn_prefix *prefix, firni_node *leaf)
-{
-    firni_job *job = firni_calloc(prefix->env, 1, sizeof *job);
-    if (job == NULL) {
-        return NULL;
-    }
-    job->message.kind = FIRNI_MESSAGE_STORED;
-    job->prefix = prefix;
-    job->leaf = leaf;
-    job->n_tokens = leaf->first_token + leaf->n_tokens;
-    job->ns = firni_strdup(prefix->env, firni_node_namespace(leaf));
-    job->tokens = firni_calloc(prefix->env, job->n_tokens, sizeof *job->tokens);
-    job->caches = firni_calloc(prefix->env, prefix->n_layers, sizeof(firn_cache *));
-    if (job->ns == NULL || job->tokens == NULL || job->caches == NULL ||
-        firni_adopt_path(prefix, leaf, job->n_tokens, NULL, job->caches, NULL) != FIRN_OK) {
-        job_destroy(prefix, job);
-        return NULL;
-    }
-    for (const firni_node *node = leaf; node->parent != NULL; node = node->parent) {
-        memcpy(&job->tokens[node->first_token], node->tokens, node->n_tokens * sizeof node->tokens[0]);
-    }
-    return job;
-}
+/* ---- the end of a job ---- */
 
 /* The path stays unsaved, waits behind all others, and has had its turn in the current flush. */
 static void refused(firn_prefix *prefix, firni_node *leaf, firn_reason reason)
@@ -134,8 +124,20 @@ static void refused(firn_prefix *prefix, firni_node *leaf, firn_reason reason)
     }
 }
 
-/* On the engine thread. The path may have got new leaves and its tail may have grown, but no node of it can have gone:
- * the leaf was pinned, and the others have a child. */
+/* A checkpoint that the tail has grown past, or that stands inside: it is not stored along with the next one. */
+static bool has_more_to_store(const firn_prefix *prefix, const firni_node *node)
+{
+    const firni_checkpoint *c = node->checkpoints;
+    if (c != NULL && node->n_tokens < FIRN_BLOCK_TOKENS && c->n_tokens == node->first_token + node->n_tokens) {
+        c = c->next; /* a tail is left to grow */
+    }
+    while (c != NULL && !c->unsaved) {
+        c = c->next;
+    }
+    return prefix->families.n_fixed > 0 && c != NULL;
+}
+
+/* On the engine thread. */
 void firni_job_ended(firn_prefix *prefix, firni_job *job)
 {
     firni_writer *writer = &prefix->writer;
@@ -151,20 +153,18 @@ void firni_job_ended(firn_prefix *prefix, firni_job *job)
         }
         writer->n_refused = 0;
         writer->next_try_ns = 0;
-        for (firni_node *node = leaf; node->parent != NULL; node = node->parent) {
-            if (node->first_token + node->n_tokens <= job->n_tokens) {
-                firni_mark_saved(prefix, node);
-            }
-        }
-        if (leaf->unsaved && leaf->store_again) {
+        firni_job_mark_saved(prefix, job);
+        if (leaf->unsaved && (leaf->store_again || has_more_to_store(prefix, leaf))) {
             firni_wait_for_store(prefix, leaf);
         }
     } else {
         refused(prefix, leaf, job->reason);
     }
     leaf->store_again = false;
+    /* What the rule would not keep had to wait for the store. */
+    (void)firni_checkpoints_retain(prefix, leaf, NULL);
     firni_unpin(prefix, leaf);
-    job_destroy(prefix, job);
+    firni_job_destroy(prefix, job);
     firni_writer_pump(prefix);
 }
 
@@ -179,12 +179,24 @@ void firni_writer_want(firn_prefix *prefix, firni_node *node)
         return;
     }
     for (firni_node *above = node->parent; above->parent != NULL; above = above->parent) {
-        firni_stop_waiting(prefix, above);
+        if (!has_more_to_store(prefix, above)) {
+            firni_stop_waiting(prefix, above);
+        }
     }
     firni_wait_for_store(prefix, node);
 }
 
-/* Wants the least recently used unsaved leaves until they hold `bytes`, or as many are looked at as the queue takes. */
+/* Bytes that come free for eviction when the path to an unsaved leaf is stored: up to where another one keeps it. */
+static uint64_t bytes_kept_by(const firni_node *leaf)
+{
+    uint64_t bytes = leaf->stuck_bytes;
+    for (const firni_node *node = leaf->parent; node->parent != NULL && node->n_stuck_children == 1; node = node->parent) {
+        bytes += node->stuck_bytes;
+    }
+    return bytes;
+}
+
+/* Wants the least recently used unsaved leaves until they keep `bytes`, or as many are looked at as the queue takes. */
 static void want_oldest(firn_prefix *prefix, uint64_t bytes)
 {
     firni_node *seen = NULL;
@@ -192,7 +204,7 @@ static void want_oldest(firn_prefix *prefix, uint64_t bytes)
     firni_node *leaf = firni_heap_first(&prefix->unsaved);
     for (uint32_t n = 0; leaf != NULL && wanted_bytes < bytes && n < prefix->options.write_queue_max; n++) {
         firni_writer_want(prefix, leaf);
-        wanted_bytes += prefix->node_bytes;
+        wanted_bytes += bytes_kept_by(leaf);
         /* Out of the heap to reach the next-oldest; all go back below. */
         firni_heap_remove(leaf);
         leaf->aside = seen;
@@ -214,17 +226,24 @@ void firni_writer_press(firn_prefix *prefix, uint64_t bytes)
     }
 }
 
+/* No position at or below the node can be resumed, so a store of it would be of no use to anyone: it may leave. */
+static void give_up(firn_prefix *prefix, firni_node *node)
+{
+    firni_stop_waiting(prefix, node);
+    firni_mark_saved(prefix, node);
+    prefix->stats.reasons[FIRN_REASON_FAMILY_MISSING]++;
+}
+
 void firni_writer_pump(firn_prefix *prefix)
 {
     firni_writer *writer = &prefix->writer;
     if (prefix->options.tier == NULL || prefix->closing) {
         return;
     }
-    /* Unsaved nodes cannot be evicted: do not wait for a shortage before the tails among them are stored. */
-    const uint64_t unsaved_bytes = prefix->n_unsaved * prefix->node_bytes;
+    /* Unsaved nodes cannot be evicted, nor can their paths: do not wait for a shortage before tails are stored. */
     const uint64_t press_bytes = prefix->options.budget_bytes / UNSAVED_PRESS_SHARE;
-    if (unsaved_bytes > press_bytes) {
-        want_oldest(prefix, unsaved_bytes - press_bytes);
+    if (prefix->stuck_bytes > press_bytes) {
+        want_oldest(prefix, prefix->stuck_bytes - press_bytes);
     }
     const uint64_t now_ns = firni_now_ns(prefix->env);
     /* A flush has a bound of its own: it waits for no pause and probes with everything. */
@@ -238,17 +257,30 @@ void firni_writer_pump(firn_prefix *prefix)
         if (prefix->flushing && leaf->flush_mark == prefix->flush_number) {
             break; /* everything has had its turn in this flush: refused nodes go to the end of the list */
         }
-        firni_job *job = job_create(prefix, leaf);
+        firn_reason reason;
+        firni_job *job = firni_job_create(prefix, leaf, &reason);
+        if (job == NULL && reason == FIRN_REASON_FAMILY_MISSING) {
+            give_up(prefix, leaf);
+            continue;
+        }
+        if (job != NULL && job->leaf->storing) {
+            /* The path ends further down, where a store is on its way. */
+            job->leaf->store_again = true;
+            firni_stop_waiting(prefix, leaf);
+            firni_job_destroy(prefix, job);
+            continue;
+        }
         if (job == NULL) {
-            refused(prefix, leaf, FIRN_REASON_NO_MEMORY);
+            refused(prefix, leaf, reason);
             if (prefix->flushing) {
                 continue;
             }
             break;
         }
         firni_stop_waiting(prefix, leaf);
-        leaf->storing = true;
-        firni_pin(prefix, leaf);
+        firni_stop_waiting(prefix, job->leaf);
+        job->leaf->storing = true;
+        firni_pin(prefix, job->leaf);
         if (writer->n_jobs++ == 0) {
             writer->progress_ns = now_ns;
         }
@@ -313,7 +345,7 @@ void firni_writer_deinit(firn_prefix *prefix)
         firni_job *next = dropped->next;
         dropped->leaf->storing = false;
         firni_unpin(prefix, dropped->leaf);
-        job_destroy(prefix, dropped);
+        firni_job_destroy(prefix, dropped);
         writer->n_jobs--;
         dropped = next;
     }

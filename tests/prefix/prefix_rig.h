@@ -1,6 +1,6 @@
 /*
  * What the tests of the RAM tier share: a small schema, rows whose contents say which tokens made them, and a clock
- * that can be moved.
+ * that can be moved. The schema has two plain layers unless a test asks for a mixture of families.
  *
  * The key and value of a position are hashes of all tokens up to it, as real state is: a block that came from another
  * prefix cannot go unnoticed, even where the token and the position are the same.
@@ -14,12 +14,15 @@
 #include <time.h>
 
 #include "firn/prefix.h"
+#include "prefix/prefix_impl.h"
 #include "support/support.h"
 
 #define RIG_LAYERS 2u
+#define RIG_LAYERS_MAX 4u
 #define RIG_DIM 4u
 #define RIG_TOKENS_MAX 2048u
 #define RIG_BLOCK_BYTES 4096u                       /* 64 tokens x (4 + 4) floats, rounded up */
+#define RIG_STATE_BYTES 8192u                       /* of test:state and test:both */
 #define RIG_NODE_BYTES (RIG_LAYERS * RIG_BLOCK_BYTES)
 #define RIG_MS UINT64_C(1000000)
 
@@ -28,7 +31,8 @@ typedef struct prefix_rig {
     firn_clock clock;
     atomic_ullong clock_ahead_ns; /* added to the real time */
     atomic_uint n_notified;
-    firn_cache_options layers[RIG_LAYERS];
+    uint32_t n_layers;
+    firn_cache_options layers[RIG_LAYERS_MAX];
     firn_schema schema;
     firn_pool *pool;
     firn_prefix *prefix;
@@ -52,21 +56,38 @@ static inline void rig_notify(void *ctx)
     atomic_fetch_add(&((prefix_rig *)ctx)->n_notified, 1u);
 }
 
+/* A mixture of families, one letter per layer. p: plain; w: a window; c: a state of fixed size (test:state); b: both a
+ * window and such a state (test:both). */
+static inline firn_cache_options rig_layer(char letter, uint32_t window)
+{
+    firn_cache_options options = { .n_kv_heads = 1, .head_dim = RIG_DIM, .kernel = "scalar" };
+    options.dtype = letter == 'p' || letter == 'w' ? FIRN_DTYPE_F32 : FIRN_DTYPE_NONE;
+    options.layout = letter == 'p' ? "kv:plain" : letter == 'w' ? "kv:window" : letter == 'c' ? "test:state"
+                                                                                              : "test:both";
+    options.window = letter == 'w' || letter == 'b' ? window : 0;
+    return options;
+}
+
 /* A pool and a schema, no tree yet. env may be NULL. */
-static inline void rig_init(prefix_rig *rig, const firn_env *env, uint64_t pool_budget_bytes)
+static inline void rig_init_mixture(prefix_rig *rig, const firn_env *env, uint64_t pool_budget_bytes,
+                                    const char *mixture, uint32_t window)
 {
     memset(rig, 0, sizeof *rig);
     rig->env = env != NULL ? *env : (firn_env){ .allocator = NULL };
     rig->clock = (firn_clock){ .monotonic_ns = rig_clock_now, .wall_ns = rig_clock_wall, .ctx = rig };
     rig->env.clock = &rig->clock;
-    for (uint32_t layer = 0; layer < RIG_LAYERS; layer++) {
-        rig->layers[layer] = (firn_cache_options){
-            .layout = "kv:plain", .dtype = FIRN_DTYPE_F32, .n_kv_heads = 1, .head_dim = RIG_DIM, .kernel = "scalar"
-        };
+    rig->n_layers = (uint32_t)strlen(mixture);
+    for (uint32_t layer = 0; layer < rig->n_layers; layer++) {
+        rig->layers[layer] = rig_layer(mixture[layer], window);
     }
-    rig->schema = (firn_schema){ .layers = rig->layers, .n_layers = RIG_LAYERS, .identity_text = "" };
+    rig->schema = (firn_schema){ .layers = rig->layers, .n_layers = rig->n_layers, .identity_text = "" };
     const firn_pool_options options = { .budget_bytes = pool_budget_bytes };
     assert_ok(firn_pool_create(&options, &rig->env, &rig->pool, NULL));
+}
+
+static inline void rig_init(prefix_rig *rig, const firn_env *env, uint64_t pool_budget_bytes)
+{
+    rig_init_mixture(rig, env, pool_budget_bytes, "pp", 0);
 }
 
 /* options: pool, schema and notify are filled in here. */
@@ -139,7 +160,8 @@ static inline void rig_contents(const firn_token *tokens, uint32_t first, uint32
 /* ---- rows ---- */
 
 typedef struct rig_row {
-    firn_cache *caches[RIG_LAYERS];
+    firn_cache *caches[RIG_LAYERS_MAX];
+    uint32_t n_layers;
 } rig_row;
 
 static inline const firn_cache *const *rig_caches(const rig_row *row)
@@ -159,10 +181,11 @@ static inline void rig_row_extend(rig_row *row, const firn_token *tokens, uint32
     const uint32_t n_new = n - first;
     float *k = calloc(n_new + 1u, RIG_DIM * sizeof *k);
     float *v = calloc(n_new + 1u, RIG_DIM * sizeof *v);
-    for (uint32_t layer = 0; layer < RIG_LAYERS; layer++) {
+    for (uint32_t layer = 0; layer < row->n_layers; layer++) {
         rig_contents(tokens, first, n, layer, k, v);
         const firn_append_input input = { .k = k, .v = v };
         assert_ok(firn_cache_append(row->caches[layer], &input, &n_new, NULL, NULL));
+        firn_cache_settle(row->caches[layer]);
     }
     free(k);
     free(v);
@@ -170,8 +193,8 @@ static inline void rig_row_extend(rig_row *row, const firn_token *tokens, uint32
 
 static inline rig_row rig_row_empty(const prefix_rig *rig)
 {
-    rig_row row;
-    for (uint32_t layer = 0; layer < RIG_LAYERS; layer++) {
+    rig_row row = { .n_layers = rig->n_layers };
+    for (uint32_t layer = 0; layer < row.n_layers; layer++) {
         assert_ok(firn_cache_create(&rig->layers[layer], rig->pool, NULL, &row.caches[layer], NULL));
         assert_ok(firn_cache_add_row(row.caches[layer], NULL));
     }
@@ -187,32 +210,72 @@ static inline rig_row rig_row_of(const prefix_rig *rig, const firn_token *tokens
 
 static inline void rig_row_free(rig_row *row)
 {
-    for (uint32_t layer = 0; layer < RIG_LAYERS; layer++) {
+    for (uint32_t layer = 0; layer < row->n_layers; layer++) {
         firn_cache_destroy(row->caches[layer]);
         row->caches[layer] = NULL;
     }
 }
 
-/* The row holds exactly what n of these tokens make: every element, to the bit. */
+/* One layer's blocks, as far back as the row has them: keys lie dimension-major, values token-major behind them. */
+static inline void rig_blocks_verify(const firn_row_view *view, const float *k, const float *v)
+{
+    for (uint32_t p = view->first_block * 64; p < view->n_tokens; p++) {
+        const uint8_t *data = firn_block_data(view->blocks[p / 64 - view->first_block]);
+        for (uint32_t dim = 0; dim < RIG_DIM; dim++) {
+            assert_memory_equal(data + (dim * 64u + p % 64) * sizeof(float), &k[p * RIG_DIM + dim], sizeof(float));
+        }
+        assert_memory_equal(data + (RIG_DIM * 64u + p % 64 * RIG_DIM) * sizeof(float), &v[p * RIG_DIM],
+                            RIG_DIM * sizeof(float));
+    }
+}
+
+/* As test_layout.c defines it: a chain over all keys; a lane of a block repeats it for its own position. */
+static inline uint64_t rig_state_mix(uint64_t x)
+{
+    x = (x ^ (x >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+    x = (x ^ (x >> 27)) * UINT64_C(0x94d049bb133111eb);
+    return x ^ (x >> 31);
+}
+
+static inline void rig_state_verify(const firn_row_view *view, const float *k)
+{
+    uint64_t chain = 0;
+    for (uint32_t p = 0; p < view->n_tokens; p++) {
+        for (uint32_t i = 0; i < RIG_DIM; i++) {
+            uint32_t bits;
+            memcpy(&bits, &k[p * RIG_DIM + i], sizeof bits);
+            chain = rig_state_mix(chain + UINT64_C(0x9e3779b97f4a7c15) + bits);
+        }
+        if (view->n_blocks > 0 && p / 64 >= view->first_block) {
+            const uint8_t *data = firn_block_data(view->blocks[p / 64 - view->first_block]);
+            assert_memory_equal(data + p % 64 * 64, &chain, sizeof chain);
+        }
+    }
+    const uint64_t last = rig_state_mix(chain + RIG_STATE_BYTES / 8 - 1);
+    assert_memory_equal(firn_block_data(view->fixed), &chain, sizeof chain);
+    assert_memory_equal(firn_block_data(view->fixed) + RIG_STATE_BYTES - 8, &last, sizeof last);
+}
+
+/* The row holds exactly what n of these tokens make: every element that it must have, to the bit. */
 static inline void rig_row_verify(const rig_row *row, const firn_token *tokens, uint32_t n)
 {
     float *k = calloc(n + 1u, RIG_DIM * sizeof *k);
     float *v = calloc(n + 1u, RIG_DIM * sizeof *v);
-    for (uint32_t layer = 0; layer < RIG_LAYERS; layer++) {
-        firn_cache_check(row->caches[layer]);
-        assert_int_equal(firn_cache_row_tokens(row->caches[layer], 0), n);
-        firn_tensor state[FIRN_CACHE_STATE_TENSORS_MAX];
-        uint32_t n_tensors;
-        assert_ok(firn_cache_state(row->caches[layer], state, &n_tensors, NULL));
-        assert_int_equal(n_tensors, 2);
-        rig_contents(tokens, 0, n, layer, k, v);
-        if (n > 0) {
-            assert_int_equal(state[0].n_bytes, n * RIG_DIM * sizeof *k);
-            assert_memory_equal(state[0].data, k, n * RIG_DIM * sizeof *k);
-            assert_memory_equal(state[1].data, v, n * RIG_DIM * sizeof *v);
+    for (uint32_t layer = 0; layer < row->n_layers; layer++) {
+        const firn_cache *cache = row->caches[layer];
+        firn_cache_check(cache);
+        const firn_row_view view = firn_cache_view_row(cache, 0);
+        assert_int_equal(view.n_tokens, n);
+        if (firn_cache_block_bytes(cache) > 0) {
+            assert_true(n == 0 || view.first_block <= firn_cache_first_block_needed(cache, n));
+            assert_int_equal(view.first_block + view.n_blocks, (n + 63) / 64);
         }
-        firn_tensor_deinit(&state[0]);
-        firn_tensor_deinit(&state[1]);
+        rig_contents(tokens, 0, n, layer, k, v);
+        if (firn_cache_fixed_bytes(cache) == 0) {
+            rig_blocks_verify(&view, k, v);
+        } else if (n > 0) {
+            rig_state_verify(&view, k);
+        }
     }
     free(k);
     free(v);
@@ -250,7 +313,7 @@ static inline firn_lease_info rig_wait(prefix_rig *rig, firn_lease *lease)
 
 static inline rig_row rig_lend(firn_lease *lease)
 {
-    rig_row row;
+    rig_row row = { .n_layers = lease->prefix->n_layers };
     assert_ok(firn_lease_lend(lease, row.caches, NULL));
     return row;
 }
@@ -267,6 +330,24 @@ static inline firn_lease_info rig_lookup(prefix_rig *rig, const firn_token *toke
     firn_lease_release(lease);
     firn_prefix_check(rig->prefix);
     return info;
+}
+
+/* Puts a row that was computed in chunks and put after each, as a running request is: the tree sees every block of every
+ * window, and a state at each end of a chunk. */
+static inline void rig_put_in_chunks(prefix_rig *rig, const firn_token *tokens, uint32_t n, uint32_t chunk,
+                                     const char *ns)
+{
+    rig_row row = rig_row_empty(rig);
+    for (uint32_t at = chunk < n ? chunk : n;; at = at + chunk < n ? at + chunk : n) {
+        rig_row_extend(&row, tokens, at);
+        firn_reason reason;
+        assert_true(firn_prefix_put(rig->prefix, tokens, at, ns, rig_caches(&row), &reason));
+        firn_prefix_check(rig->prefix);
+        if (at == n) {
+            break;
+        }
+    }
+    rig_row_free(&row);
 }
 
 /* tokens[0..n) of a conversation of its own. */

@@ -4,7 +4,7 @@
  */
 #include <string.h>
 
-#include "prefix/tree_impl.h"
+#include "prefix/prefix_impl.h"
 #include "support/support.h"
 
 /* ---- sorted children ---- */
@@ -62,7 +62,7 @@ static void the_best_child_stands_beside_the_place_in_order(void **state)
 
 enum { PATH = 4 };
 
-static const firni_families plain_only = { .n_full = 1 };
+static const firn_prefix plain_only = { .n_layers = 0 };
 
 /* root, three whole nodes, a tail of 20: 212 tokens. */
 static void make_path(firni_node *path[PATH + 1])

@@ -44,7 +44,7 @@ static void play(prefix_rig *rig, const scenario_rows *rows, firn_tier *tier)
         }
         const firn_lease_info info = rig_wait(rig, lease);
         assert_true(info.n_tokens < puts[i].n);
-        rig_row lent;
+        rig_row lent = { .n_layers = RIG_LAYERS };
         if (firn_lease_lend(lease, lent.caches, NULL) == FIRN_OK) {
             for (uint32_t layer = 0; layer < RIG_LAYERS; layer++) {
                 assert_int_equal(firn_cache_row_tokens(lent.caches[layer], 0), info.n_tokens);

@@ -79,7 +79,16 @@ static inline uint32_t fault_tier_get(fault_tier *fault, const uint32_t *counter
     return value;
 }
 
-/* A deep copy of a serial cache into another pool; NULL when that pool refuses. */
+static inline firn_block *fault_copy_block(const firn_block *from, firn_pool *pool)
+{
+    firn_block *copy = NULL;
+    if (from != NULL && firn_block_alloc(pool, firn_block_bytes(from), &copy, NULL) == FIRN_OK) {
+        memcpy(firn_block_data(copy), firn_block_data(from), firn_block_bytes(from));
+    }
+    return copy;
+}
+
+/* A deep copy of a serial cache of any layout into another pool; NULL when that pool refuses. */
 static inline firn_cache *fault_copy(const firn_cache *from, firn_pool *pool)
 {
     firn_cache *copy = NULL;
@@ -87,16 +96,18 @@ static inline firn_cache *fault_copy(const firn_cache *from, firn_pool *pool)
     firn_block **blocks = calloc(view.n_blocks + 1u, sizeof *blocks);
     bool ok = firn_cache_create(firn_cache_get_options(from), pool, NULL, &copy, NULL) == FIRN_OK;
     for (uint32_t i = 0; i < view.n_blocks && ok; i++) {
-        ok = firn_block_alloc(pool, firn_block_bytes(view.blocks[i]), &blocks[i], NULL) == FIRN_OK;
-        if (ok) {
-            memcpy(firn_block_data(blocks[i]), firn_block_data(view.blocks[i]), firn_block_bytes(view.blocks[i]));
-        }
+        blocks[i] = fault_copy_block(view.blocks[i], pool);
+        ok = blocks[i] != NULL;
     }
-    const firn_row_view copied = { .blocks = blocks, .n_blocks = view.n_blocks, .n_tokens = view.n_tokens };
-    ok = ok && firn_cache_adopt_row(copy, &copied, NULL) == FIRN_OK;
+    firn_row_view copied = view;
+    copied.blocks = blocks;
+    copied.fixed = ok ? fault_copy_block(view.fixed, pool) : NULL;
+    ok = ok && (copied.fixed == NULL) == (view.fixed == NULL) &&
+         firn_cache_adopt_row(copy, &copied, NULL) == FIRN_OK;
     for (uint32_t i = 0; i < view.n_blocks; i++) {
         firn_block_release(blocks[i]);
     }
+    firn_block_release(copied.fixed);
     free(blocks);
     if (!ok) {
         firn_cache_destroy(copy);
@@ -150,7 +161,9 @@ static inline void fault_answer(void *ctx, firn_restored *restored, firn_reason 
         if (copy == NULL) {
             reason = FIRN_REASON_NO_MEMORY;
         } else {
-            restored->n_bytes_read += firn_cache_view_row(copy, 0).n_blocks * firn_cache_block_bytes(copy);
+            const firn_row_view view = firn_cache_view_row(copy, 0);
+            restored->n_bytes_read += view.n_blocks * firn_cache_block_bytes(copy);
+            restored->n_bytes_read += view.fixed != NULL ? firn_cache_fixed_bytes(copy) : 0;
         }
     }
     if (restored != NULL && reason != FIRN_REASON_NONE) {
