@@ -2,7 +2,8 @@
  * Who may join the batch, and how: lookups for those that wait, the KV budget, lending and merging.
  *
  * Order is first come, first served, with one exception: a request whose tier read is still in flight does not hold up
- * those behind it. A request that does not fit in memory does: otherwise small ones could starve it.
+ * those behind it. A request that does not fit in memory does: otherwise small ones could starve it. Memory is reserved
+ * before the lookup, so that what is read for a waiting request is not taken from those that run.
  */
 #include <assert.h>
 
@@ -19,11 +20,16 @@ uint64_t firni_projected_bytes(const firn_engine *engine, uint32_t tokens)
 
 uint64_t firni_request_bytes(const firn_engine *engine, uint32_t tokens)
 {
-    const uint64_t tail_copy_bytes = engine->prefix != NULL ? firni_projected_bytes(engine, 1) : 0;
-    return firni_projected_bytes(engine, tokens) + tail_copy_bytes;
+    uint64_t bytes = 0;
+    for (uint32_t layer = 0; layer < engine->schema->n_layers; layer++) {
+        const firn_cache *shape = engine->caches[layer];
+        bytes += firn_cache_working_bytes(shape, tokens, engine->options.chunk_tokens_max);
+        bytes += firni_published_bytes(engine, shape, tokens);
+    }
+    return bytes;
 }
 
-/* Bytes of the tree that eviction cannot free: nodes that a lower tier has not stored yet. */
+/* Bytes of the tree that eviction cannot free: what a lower tier has not stored yet, and the paths before it. */
 static uint64_t unevictable_bytes(const firn_engine *engine)
 {
     if (engine->prefix == NULL || engine->options.tier == NULL) {
@@ -31,7 +37,7 @@ static uint64_t unevictable_bytes(const firn_engine *engine)
     }
     firn_prefix_stats stats;
     firn_prefix_get_stats(engine->prefix, &stats);
-    return stats.n_dirty * firni_projected_bytes(engine, 1);
+    return stats.dirty_bytes + stats.reading_bytes;
 }
 
 static void forget_waiting(firn_engine *engine, firni_sequence **link, firni_sequence *previous)
@@ -57,6 +63,7 @@ static void end_unjoined(firn_engine *engine, firni_sequence *sequence, firn_fin
     }
     firn_lease_release(sequence->lease);
     sequence->lease = NULL;
+    engine->reserved_bytes -= sequence->reserved_bytes;
     firni_sequence_end(sequence, finish, NULL, NULL, 0, error);
     firni_intake_forget(engine, sequence);
 }
@@ -133,7 +140,26 @@ static void look_up(firn_engine *engine, firni_sequence *sequence)
     }
 }
 
-static void admit_one(firn_engine *engine, firni_sequence *sequence, uint64_t need_bytes)
+/* Whether the request has its memory now. */
+static bool reserve(firn_engine *engine, firni_sequence *sequence, uint64_t budget_bytes)
+{
+    if (sequence->reserved_bytes > 0) {
+        return true;
+    }
+    const uint64_t need_bytes = firni_request_bytes(engine, sequence->n_prompt + sequence->max_tokens);
+    if (engine->reserved_bytes + unevictable_bytes(engine) + need_bytes <= budget_bytes) {
+        sequence->reserved_bytes = need_bytes;
+        engine->reserved_bytes += need_bytes;
+        return true;
+    }
+    if (engine->reserved_bytes == 0 && engine->prefix != NULL) {
+        /* Nothing will end that would make room: unsaved tails, which are left to grow, must be stored for it. */
+        (void)firn_prefix_make_room(engine->prefix, need_bytes);
+    }
+    return false;
+}
+
+static void admit_one(firn_engine *engine, firni_sequence *sequence)
 {
     if (sequence->lease != NULL) {
         sequence->usage.cache = firn_lease_result(sequence->lease);
@@ -150,8 +176,9 @@ static void admit_one(firn_engine *engine, firni_sequence *sequence, uint64_t ne
     firn_lease_release(sequence->lease);
     sequence->lease = NULL;
     sequence->state = FIRNI_SEQUENCE_RUNNING;
-    sequence->reserved_bytes = need_bytes;
-    engine->reserved_bytes += need_bytes;
+    if (sequence->usage.cache.diverged) {
+        sequence->branch_at = sequence->usage.cache.first_divergence / FIRN_BLOCK_TOKENS * FIRN_BLOCK_TOKENS;
+    }
     engine->stats.prompt_tokens += sequence->n_prompt;
     engine->stats.computed_prompt_tokens += sequence->n_prompt - sequence->n_cached;
 }
@@ -171,19 +198,16 @@ void firni_admit(firn_engine *engine)
             end_unjoined(engine, sequence, FIRN_FINISH_CANCELLED, NULL);
             continue;
         }
-        if (n_ahead < engine->options.batch_rows_max) {
+        memory_left = memory_left && n_ahead++ < engine->options.batch_rows_max &&
+                      reserve(engine, sequence, pool.budget_bytes);
+        if (memory_left) {
             look_up(engine, sequence);
-        }
-        n_ahead++;
-        const bool ready = sequence->lease == NULL || firn_lease_ready(sequence->lease);
-        if (ready && memory_left && engine->n_rows < engine->options.batch_rows_max) {
-            const uint64_t need_bytes = firni_request_bytes(engine, sequence->n_prompt + sequence->max_tokens);
-            if (engine->reserved_bytes + unevictable_bytes(engine) + need_bytes <= pool.budget_bytes) {
+            if (engine->n_rows < engine->options.batch_rows_max &&
+                (sequence->lease == NULL || firn_lease_ready(sequence->lease))) {
                 forget_waiting(engine, link, previous);
-                admit_one(engine, sequence, need_bytes);
+                admit_one(engine, sequence);
                 continue;
             }
-            memory_left = false;
         }
         previous = sequence;
         link = &sequence->next;

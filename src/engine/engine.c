@@ -139,6 +139,7 @@ static firn_status allocate(firn_engine *engine, firn_error *err)
         if (status != FIRN_OK) {
             return status;
         }
+        engine->families |= firni_family_of(engine->caches[layer]);
     }
     return FIRN_OK;
 }

@@ -13,10 +13,12 @@
  *   sequence.c   one request's own state; its life from copy to END event
  *   admission.c  who may join, against the KV budget; joining = lend + merge
  *   step.c       one forward over all rows; sampling; leaving = publish + filter
+ *   publish.c    what of a row goes into the token tree, and when
  *
- * The memory promise: reserved_bytes (firni_request_bytes of all running rows) + unevictable bytes of the tree never exceed
- * the pool's budget, so that a running row can always get its next block, by evicting clean tree nodes if need be. A
- * row's blocks move from the first account to the second when it is published.
+ * The memory promise: reserved_bytes (firni_request_bytes of all running rows, and of those whose lookup has begun) +
+ * unevictable bytes of the tree never exceed the pool's budget when a request is let in, so that a running row can always
+ * get its next block, by evicting clean tree nodes if need be. What a row publishes is counted in its reservation until it
+ * ends, then in the tree.
  *
  * Locking: one mutex, engine.mutex, guards the members so marked; nothing is called under it. It nests inside nothing.
  */
@@ -29,6 +31,7 @@
 #include "base/base_impl.h"
 #include "engine/text_stream.h"
 #include "firn/engine.h"
+#include "layout/family_impl.h"
 
 typedef enum firni_sequence_state {
     FIRNI_SEQUENCE_WAITING = 0, /* not in the batch */
@@ -49,6 +52,7 @@ typedef struct firni_sequence {
     uint32_t n_tokens;        /* prompt and answer so far */
     uint32_t n_cached;        /* tokens the row holds; n_tokens - n_cached are to be forwarded */
     uint32_t max_tokens;
+    uint32_t branch_at;       /* block boundary before the place where the prompt left what was stored; 0: nowhere */
     char *ns;
     bool ignore_end;
     bool no_cache;
@@ -62,7 +66,7 @@ typedef struct firni_sequence {
 
     firni_sequence_state state;
     firn_lease *lease;        /* while waiting, once acquired */
-    uint64_t reserved_bytes;  /* counted in engine.reserved_bytes while running */
+    uint64_t reserved_bytes;  /* counted in engine.reserved_bytes from its lookup on */
     bool prompt_published;
     firn_usage usage;
     uint64_t submitted_ns;
@@ -95,6 +99,7 @@ struct firn_engine {
     firni_sequence **rows;       /* [batch_rows_max]; row r of every cache belongs to rows[r] */
     uint32_t n_rows;
     firn_cache **caches;         /* [n_layers], n_rows rows each */
+    uint32_t families;           /* FIRNI_FAMILY_* that some layer belongs to */
     uint64_t reserved_bytes;
     firn_engine_stats stats;     /* counters; copied to `published` after each step */
 
@@ -132,13 +137,24 @@ void firni_intake_forget(firn_engine *engine, firni_sequence *sequence);
 
 /* Bytes a row of `tokens` tokens takes over all layers. */
 uint64_t firni_projected_bytes(const firn_engine *engine, uint32_t tokens);
-/* Most bytes that a request of `tokens` tokens takes: its row, and the copy of a partial tail while the tree holds the
- * original (lent to the row, or published by it). */
+/* Most bytes that a request of `tokens` tokens takes: its row, at any moment on its way there, and what the tree may have
+ * to keep of it until it is stored while the row goes on without it. */
 uint64_t firni_request_bytes(const firn_engine *engine, uint32_t tokens);
 /* Destroys one cache per layer, and the array; accepts NULL and half-filled arrays. */
 void firni_destroy_caches(const firn_engine *engine, firn_cache **caches);
 /* Starts lookups for the first waiting requests, ends cancelled ones, lets in those that fit. */
 void firni_admit(firn_engine *engine);
+
+/* ---- publish.c ---- */
+
+/* Puts the state that row `row` has computed into the tree. Benign when it fails: the tree counts the reason. */
+void firni_publish(firn_engine *engine, uint32_t row);
+/* How many of the next `count` (> 0) tokens the row should read in one step, so that it stops where it is published. */
+uint32_t firni_publish_chunk(const firn_engine *engine, const firni_sequence *sequence, uint32_t count);
+/* After a step that advanced the row by n_kept tokens. */
+void firni_publish_progress(firn_engine *engine, uint32_t row, uint32_t n_kept);
+/* Bytes of one layer that a running row of `tokens` tokens may leave behind in the tree, unsaved. */
+uint64_t firni_published_bytes(const firn_engine *engine, const firn_cache *shape, uint32_t tokens);
 
 /* ---- step.c ---- */
 

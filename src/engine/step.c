@@ -12,35 +12,13 @@
 
 #include "engine/engine_impl.h"
 
-/* Puts the state that row `row` has computed into the tree. Benign when it fails: the tree counts the reason. */
-static void publish(firn_engine *engine, uint32_t row)
-{
-    const firni_sequence *sequence = engine->rows[row];
-    const uint32_t n_layers = engine->schema->n_layers;
-    if (engine->prefix == NULL || sequence->no_cache || sequence->n_cached == 0) {
-        return;
-    }
-    firn_cache **serial = firni_calloc(engine->env, n_layers, sizeof *serial);
-    bool complete = serial != NULL;
-    for (uint32_t layer = 0; complete && layer < n_layers; layer++) {
-        complete = firn_cache_can_publish_row(engine->caches[layer], row, sequence->n_cached) &&
-                   firn_cache_extract_row(engine->caches[layer], row, &serial[layer], NULL) == FIRN_OK;
-    }
-    if (complete) {
-        firn_reason reason;
-        (void)firn_prefix_put(engine->prefix, sequence->tokens, sequence->n_cached, sequence->ns,
-                              (const firn_cache *const *)serial, &reason);
-    }
-    firni_destroy_caches(engine, serial);
-}
-
 /* Takes the rows whose sequence has ended out of the batch. */
 static void remove_ended(firn_engine *engine)
 {
     uint32_t n_keep = 0;
     for (uint32_t row = 0; row < engine->n_rows; row++) {
         if (engine->rows[row]->state == FIRNI_SEQUENCE_ENDED) {
-            publish(engine, row);
+            firni_publish(engine, row);
         } else {
             engine->step_keep[n_keep++] = row;
         }
@@ -108,7 +86,7 @@ static uint32_t plan(firn_engine *engine, uint32_t *n_wanted)
         if (n_left > 1) {
             const uint32_t share = budget / n_reading > 0 ? budget / n_reading : budget > 0;
             count = n_left < share ? n_left : share;
-            count = count < limit ? count : limit;
+            count = firni_publish_chunk(engine, sequence, count < limit ? count : limit);
             budget -= count;
             n_reading--;
         }
@@ -124,17 +102,24 @@ static uint32_t plan(firn_engine *engine, uint32_t *n_wanted)
     return n_step;
 }
 
-/* Bytes of blocks that this step may allocate: growth, and one copy of a shared tail per row. */
+/* Bytes that this step may allocate in one layer for one row: new blocks, and copies of a shared tail and state. What a
+ * window lets go of was let go of at the end of the last step. */
+static uint64_t row_need_bytes(const firn_cache *cache, uint32_t before, uint32_t count)
+{
+    const uint32_t n_before = before / FIRN_BLOCK_TOKENS + (before % FIRN_BLOCK_TOKENS != 0);
+    const uint32_t after = before + count;
+    const uint32_t n_after = after / FIRN_BLOCK_TOKENS + (after % FIRN_BLOCK_TOKENS != 0);
+    const uint32_t n_copied = before % FIRN_BLOCK_TOKENS != 0 ? 1 : 0;
+    return (uint64_t)(n_after - n_before + n_copied) * firn_cache_block_bytes(cache) + firn_cache_fixed_bytes(cache);
+}
+
 static uint64_t step_need_bytes(const firn_engine *engine)
 {
-    const uint64_t one_block_bytes = firni_projected_bytes(engine, 1);
     uint64_t need_bytes = 0;
     for (uint32_t row = 0; row < engine->n_rows; row++) {
-        const firni_sequence *sequence = engine->rows[row];
-        const uint32_t count = engine->step_counts[row];
-        need_bytes += firni_projected_bytes(engine, sequence->n_cached + count) -
-                      firni_projected_bytes(engine, sequence->n_cached);
-        need_bytes += count > 0 && sequence->n_cached % FIRN_BLOCK_TOKENS != 0 ? one_block_bytes : 0;
+        for (uint32_t layer = 0; layer < engine->schema->n_layers && engine->step_counts[row] > 0; layer++) {
+            need_bytes += row_need_bytes(engine->caches[layer], engine->rows[row]->n_cached, engine->step_counts[row]);
+        }
     }
     return need_bytes;
 }
@@ -145,7 +130,7 @@ static void make_room(firn_engine *engine)
         return;
     }
     const uint64_t need_bytes = step_need_bytes(engine);
-    if (firn_pool_room(engine->options.pool) >= need_bytes || firn_prefix_make_room(engine->prefix, need_bytes)) {
+    if (firn_prefix_make_room(engine->prefix, need_bytes)) {
         return;
     }
     /* What waiting requests were promised is given up before a running one is: they look it up again at their turn. */
@@ -201,12 +186,10 @@ static void sample(firn_engine *engine, uint64_t forward_ns)
         if (was_prompt) {
             sequence->usage.prefill_ns += forward_ns;
         }
+        /* Others with the same beginning need not wait for this request's end. */
+        firni_publish_progress(engine, row, engine->step_counts[row]);
         if (sequence->n_cached < sequence->n_tokens) {
             continue;
-        }
-        if (was_prompt) {
-            /* Others with the same beginning need not wait for this request's end. */
-            publish(engine, row);
         }
         const firn_token token = firn_sampler_choose(sequence->sampler, logits);
         firni_sequence_take_token(sequence, token, logits, engine->n_vocab, tokenizer);
