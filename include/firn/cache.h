@@ -231,7 +231,7 @@ firn_status firn_donor_attend(const firn_donor *donor, const firn_attend_input *
 
 /* ---- speculative rounds -------------------------------------------------------------------------------------- */
 
-/* A verify round: begin, append the drafted tokens, then commit all of them or roll back to the first keep[r] of each
+/* A verify round: begin, append the drafted tokens (in one append or in several), then commit all of them or roll back to the first keep[r] of each
  * row's tokens of the round. Rollback leaves exactly the state of never having processed the others. Rows may not be
  * added, filtered or merged while a round is open. Errors: STATE (begin twice, end without begin), INVALID (keep
  * larger than what the round appended), NO_MEMORY (begin). */

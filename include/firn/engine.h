@@ -27,6 +27,15 @@ typedef struct firn_engine_options {
     uint32_t chunk_tokens_max;  /* prompt tokens per step; 0: 256 */
     uint32_t queue_max;         /* requests waiting; beyond it submit answers BUSY; 0: 128 */
     bool no_prefix_cache;       /* compute every prompt in full */
+    /* Speculation: guessed tokens are forwarded together with a row's last one, and kept as far as they are what the
+     * model chooses. Answers do not change. The model must be opened for this many more tokens of one forward:
+     * batch_rows_max * draft_tokens_max, at most 128. */
+    bool draft_ngram;           /* guess what followed the same words earlier in the row */
+    firn_model *draft_model;    /* guess with this model, which has the same tokenizer and was opened for chunk and rows
+                                 * as the model; owned by the engine thread until destroy. Not with draft_ngram */
+    firn_tier *draft_tier;      /* tier below the drafter's own RAM tree, of its own schema, or NULL */
+    bool draft_always;          /* guess also where it has turned out slower than plain decoding: for measurements */
+    uint32_t draft_tokens_max;  /* most guesses of a row and step, at most 64; 0: 8 */
 } firn_engine_options;
 
 typedef enum firn_finish {
@@ -36,6 +45,14 @@ typedef enum firn_finish {
     FIRN_FINISH_ERROR = 3      /* see firn_event.error */
 } firn_finish;
 
+/* What speculation did. A round is one forward of one row with guesses. */
+typedef struct firn_draft_usage {
+    uint64_t n_rounds;
+    uint64_t drafted_tokens;
+    uint64_t accepted_tokens;   /* of the drafted ones: what the model chose too */
+    uint64_t round_tokens;      /* generated in these rounds: the accepted ones, and what the model chose next */
+} firn_draft_usage;
+
 typedef struct firn_usage {
     uint32_t prompt_tokens;
     uint32_t completion_tokens;
@@ -43,6 +60,7 @@ typedef struct firn_usage {
     uint64_t first_token_ns;    /* submit to first token */
     uint64_t total_ns;          /* submit to end */
     uint64_t prefill_ns;        /* forward time of the prompt's chunks, shared steps counted whole */
+    firn_draft_usage draft;
 } firn_usage;
 
 typedef enum firn_event_kind { FIRN_EVENT_TOKEN = 0, FIRN_EVENT_END = 1 } firn_event_kind;
@@ -81,7 +99,7 @@ typedef struct firn_request {
     void *ctx;
 } firn_request;
 
-/* Starts the engine thread. Errors: INVALID, NO_MEMORY, IO (thread). */
+/* Starts the engine thread. Errors: INVALID (numbers out of range, a drafter with another vocabulary), NO_MEMORY, IO (thread). */
 firn_status firn_engine_create(const firn_engine_options *options, const firn_env *env, firn_engine **out, firn_error *err);
 /* Stops within about bound_ns: cancels what runs after half of it, flushes dirty state in the rest; report may be NULL.
  * Then destroys. Accepts NULL. */
@@ -99,9 +117,12 @@ typedef struct firn_engine_stats {
     uint64_t n_waiting, n_running;
     uint64_t prompt_tokens, computed_prompt_tokens, generated_tokens;
     uint64_t n_steps, step_ns_total;
+    firn_draft_usage draft;
     firn_prefix_stats prefix;
     firn_pool_stats pool;
     firn_tier_stats tier;
+    firn_prefix_stats draft_prefix; /* of the drafter's own state */
+    firn_tier_stats draft_tier;
 } firn_engine_stats;
 
 void firn_engine_get_stats(firn_engine *engine, firn_engine_stats *out); /* thread-safe */

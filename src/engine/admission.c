@@ -9,35 +9,49 @@
 
 #include "engine/engine_impl.h"
 
-uint64_t firni_projected_bytes(const firn_engine *engine, uint32_t tokens)
+uint64_t firni_shapes_bytes(firn_cache *const *shapes, uint32_t n_layers, uint32_t tokens)
 {
     uint64_t bytes = 0;
-    for (uint32_t layer = 0; layer < engine->schema->n_layers; layer++) {
-        bytes += firn_cache_projected_bytes(engine->caches[layer], tokens);
+    for (uint32_t layer = 0; layer < n_layers; layer++) {
+        bytes += firn_cache_projected_bytes(shapes[layer], tokens);
     }
     return bytes;
 }
 
+uint64_t firni_projected_bytes(const firn_engine *engine, uint32_t tokens)
+{
+    return firni_shapes_bytes(engine->shapes, engine->schema->n_layers, tokens);
+}
+
 uint64_t firni_request_bytes(const firn_engine *engine, uint32_t tokens)
 {
-    uint64_t bytes = 0;
+    uint64_t bytes = firni_draft_request_bytes(engine, tokens);
     for (uint32_t layer = 0; layer < engine->schema->n_layers; layer++) {
-        const firn_cache *shape = engine->caches[layer];
+        const firn_cache *shape = engine->shapes[layer];
         bytes += firn_cache_working_bytes(shape, tokens, engine->options.chunk_tokens_max);
         bytes += firni_published_bytes(engine, shape, tokens);
     }
     return bytes;
 }
 
-/* Bytes of the tree that eviction cannot free: what a lower tier has not stored yet, and the paths before it. */
-static uint64_t unevictable_bytes(const firn_engine *engine)
+uint64_t firni_unevictable_bytes(const firn_prefix *prefix, uint64_t node_bytes)
 {
-    if (engine->prefix == NULL || engine->options.tier == NULL) {
+    if (prefix == NULL) {
         return 0;
     }
     firn_prefix_stats stats;
-    firn_prefix_get_stats(engine->prefix, &stats);
-    return stats.dirty_bytes + stats.reading_bytes;
+    firn_prefix_get_stats(prefix, &stats);
+    /* A store that is queued or running may hold a tail that the tree has let go of, for a longer one. */
+    return stats.dirty_bytes + stats.reading_bytes + stats.n_queued * node_bytes;
+}
+
+/* Bytes of the tree that eviction cannot free: what a lower tier has not stored yet, and the paths before it. */
+static uint64_t unevictable_bytes(const firn_engine *engine)
+{
+    const uint64_t bytes = engine->options.tier != NULL
+                               ? firni_unevictable_bytes(engine->prefix, firni_projected_bytes(engine, 1))
+                               : 0;
+    return bytes + firni_draft_unevictable_bytes(engine);
 }
 
 static void forget_waiting(firn_engine *engine, firni_sequence **link, firni_sequence *previous)
@@ -64,6 +78,7 @@ static void end_unjoined(firn_engine *engine, firni_sequence *sequence, firn_fin
     firn_lease_release(sequence->lease);
     sequence->lease = NULL;
     engine->reserved_bytes -= sequence->reserved_bytes;
+    firni_draft_release(sequence);
     firni_sequence_end(sequence, finish, NULL, NULL, 0, error);
     firni_intake_forget(engine, sequence);
 }
@@ -81,12 +96,17 @@ static firn_status make_fresh_caches(const firn_engine *engine, firn_cache **ser
     return status;
 }
 
-void firni_destroy_caches(const firn_engine *engine, firn_cache **caches)
+void firni_caches_release(const firn_env *env, firn_cache **caches, uint32_t n_layers)
 {
-    for (uint32_t layer = 0; caches != NULL && layer < engine->schema->n_layers; layer++) {
+    for (uint32_t layer = 0; caches != NULL && layer < n_layers; layer++) {
         firn_cache_destroy(caches[layer]);
     }
-    firni_free(engine->env, caches);
+    firni_free(env, caches);
+}
+
+void firni_destroy_caches(const firn_engine *engine, firn_cache **caches)
+{
+    firni_caches_release(engine->env, caches, engine->schema->n_layers);
 }
 
 /* Makes the sequence the last row of every layer's batch. Merging goes into new, empty caches, which take the place of
@@ -179,6 +199,7 @@ static void admit_one(firn_engine *engine, firni_sequence *sequence)
     if (sequence->usage.cache.diverged) {
         sequence->branch_at = sequence->usage.cache.first_divergence / FIRN_BLOCK_TOKENS * FIRN_BLOCK_TOKENS;
     }
+    firni_draft_join(engine, sequence);
     engine->stats.prompt_tokens += sequence->n_prompt;
     engine->stats.computed_prompt_tokens += sequence->n_prompt - sequence->n_cached;
 }
@@ -202,8 +223,9 @@ void firni_admit(firn_engine *engine)
                       reserve(engine, sequence, pool.budget_bytes);
         if (memory_left) {
             look_up(engine, sequence);
+            firni_draft_look_up(engine, sequence);
             if (engine->n_rows < engine->options.batch_rows_max &&
-                (sequence->lease == NULL || firn_lease_ready(sequence->lease))) {
+                (sequence->lease == NULL || firn_lease_ready(sequence->lease)) && firni_draft_ready(sequence)) {
                 forget_waiting(engine, link, previous);
                 admit_one(engine, sequence);
                 continue;

@@ -20,6 +20,9 @@ static void publish_stats(firn_engine *engine)
     if (engine->prefix != NULL) {
         firn_prefix_get_stats(engine->prefix, &engine->stats.prefix);
     }
+    if (firni_draft_tree(engine) != NULL) {
+        firn_prefix_get_stats(firni_draft_tree(engine), &engine->stats.draft_prefix);
+    }
     uint32_t n_waiting = 0;
     for (const firni_sequence *sequence = engine->waiting_head; sequence != NULL; sequence = sequence->next) {
         n_waiting++;
@@ -63,6 +66,36 @@ static void wait_for_work(firn_engine *engine, uint64_t ns)
     (void)pthread_mutex_unlock(&engine->mutex);
 }
 
+/* Nanoseconds until one of them next has something to do. */
+static uint64_t poll_trees(firn_engine *engine)
+{
+    firn_prefix *const trees[2] = { engine->prefix, firni_draft_tree(engine) };
+    uint64_t idle_ns = UINT64_MAX;
+    for (uint32_t i = 0; i < 2; i++) {
+        const uint64_t ns = trees[i] != NULL ? firn_prefix_poll(trees[i]) : UINT64_MAX;
+        idle_ns = ns < idle_ns ? ns : idle_ns;
+    }
+    return idle_ns;
+}
+
+/* The model's own first: it is dearer to compute again. */
+static firn_flush_report flush_trees(firn_engine *engine)
+{
+    firn_flush_report report = firn_prefix_flush(engine->prefix, engine->flush_bound_ns);
+    firn_prefix *const draft_tree = firni_draft_tree(engine);
+    if (draft_tree != NULL) {
+        const uint64_t used_ns = report.elapsed_ns;
+        const firn_flush_report draft = firn_prefix_flush(
+            draft_tree, engine->flush_bound_ns > used_ns ? engine->flush_bound_ns - used_ns : 0);
+        report.durable = report.durable && draft.durable;
+        report.n_flushed += draft.n_flushed;
+        report.n_missing += draft.n_missing;
+        report.n_failed += draft.n_failed;
+        report.elapsed_ns += draft.elapsed_ns;
+    }
+    return report;
+}
+
 static void *engine_main(void *arg)
 {
     firn_engine *engine = arg;
@@ -78,7 +111,7 @@ static void *engine_main(void *arg)
             cancel_all(engine->waiting_head, engine->rows, late ? engine->n_rows : 0);
         }
         firni_drop_cancelled(engine);
-        uint64_t idle_ns = engine->prefix != NULL ? firn_prefix_poll(engine->prefix) : UINT64_MAX;
+        uint64_t idle_ns = poll_trees(engine);
         firni_admit(engine);
         const bool stepped = firni_step(engine);
         publish_stats(engine);
@@ -94,7 +127,7 @@ static void *engine_main(void *arg)
         wait_for_work(engine, idle_ns);
     }
     if (engine->prefix != NULL) {
-        engine->flush_report = firn_prefix_flush(engine->prefix, engine->flush_bound_ns);
+        engine->flush_report = flush_trees(engine);
         publish_stats(engine);
     }
     return NULL;
@@ -110,6 +143,14 @@ static firn_status fill_defaults(firn_engine_options *options, firn_error *err)
     if (options->batch_rows_max > BATCH_ROWS_MAX) {
         return firni_fail(err, FIRN_ERR_INVALID, "batch rows: %u is more than %d", options->batch_rows_max, BATCH_ROWS_MAX);
     }
+    options->draft_tokens_max = options->draft_tokens_max != 0 ? options->draft_tokens_max : FIRNI_DRAFT_TOKENS_DEFAULT;
+    if (options->draft_tokens_max > FIRNI_DRAFT_TOKENS_MAX) {
+        return firni_fail(err, FIRN_ERR_INVALID, "draft tokens: %u is more than %u", options->draft_tokens_max,
+                          FIRNI_DRAFT_TOKENS_MAX);
+    }
+    if (options->draft_ngram && options->draft_model != NULL) {
+        return firni_fail(err, FIRN_ERR_INVALID, "guesses come from the text or from a drafter, not from both");
+    }
     if (options->ctx_tokens_max < 2) {
         return firni_fail(err, FIRN_ERR_INVALID, "context: %u tokens are too few, at least 2 are needed",
                           options->ctx_tokens_max);
@@ -121,21 +162,28 @@ static firn_status allocate(firn_engine *engine, firn_error *err)
 {
     const firn_engine_options *options = &engine->options;
     const size_t n_rows = options->batch_rows_max;
-    const size_t n_step = n_rows + options->chunk_tokens_max;
+    const size_t n_guesses = firni_draft_step_max(engine);
+    const size_t n_step = n_rows + options->chunk_tokens_max + n_guesses;
     engine->rows = firni_calloc(engine->env, n_rows, sizeof *engine->rows);
     engine->caches = firni_calloc(engine->env, engine->schema->n_layers, sizeof(firn_cache *));
+    engine->shapes = firni_calloc(engine->env, engine->schema->n_layers, sizeof(firn_cache *));
     engine->step_tokens = firni_calloc(engine->env, n_step, sizeof *engine->step_tokens);
     engine->step_wanted = firni_calloc(engine->env, n_step, sizeof *engine->step_wanted);
     engine->step_counts = firni_calloc(engine->env, n_rows, sizeof *engine->step_counts);
+    engine->step_kept = firni_calloc(engine->env, n_rows, sizeof *engine->step_kept);
     engine->step_keep = firni_calloc(engine->env, n_rows, sizeof *engine->step_keep);
-    engine->step_logits = firni_calloc(engine->env, n_rows * engine->n_vocab, sizeof *engine->step_logits);
-    if (engine->rows == NULL || engine->caches == NULL || engine->step_tokens == NULL || engine->step_wanted == NULL ||
-        engine->step_counts == NULL || engine->step_keep == NULL || engine->step_logits == NULL) {
+    engine->step_logits = firni_calloc(engine->env, (n_rows + n_guesses) * engine->n_vocab, sizeof *engine->step_logits);
+    if (engine->rows == NULL || engine->caches == NULL || engine->shapes == NULL || engine->step_tokens == NULL ||
+        engine->step_wanted == NULL || engine->step_counts == NULL || engine->step_kept == NULL ||
+        engine->step_keep == NULL || engine->step_logits == NULL) {
         return firni_fail(err, FIRN_ERR_NO_MEMORY, "no memory for an engine of %zu rows", n_rows);
     }
     for (uint32_t layer = 0; layer < engine->schema->n_layers; layer++) {
-        const firn_status status =
+        firn_status status =
             firn_cache_create(&engine->schema->layers[layer], options->pool, engine->env, &engine->caches[layer], err);
+        if (status == FIRN_OK) {
+            status = firn_cache_make_empty(engine->caches[layer], &engine->shapes[layer], err);
+        }
         if (status != FIRN_OK) {
             return status;
         }
@@ -146,17 +194,34 @@ static firn_status allocate(firn_engine *engine, firn_error *err)
 
 static void release(firn_engine *engine)
 {
+    if (engine->draft_ops != NULL && engine->draft_ops->destroy != NULL) {
+        engine->draft_ops->destroy(engine);
+    }
     firn_prefix_destroy(engine->prefix);
     firni_destroy_caches(engine, engine->caches);
+    firni_destroy_caches(engine, engine->shapes);
     firni_free(engine->env, engine->rows);
     firni_free(engine->env, engine->step_tokens);
     firni_free(engine->env, engine->step_wanted);
     firni_free(engine->env, engine->step_counts);
+    firni_free(engine->env, engine->step_kept);
     firni_free(engine->env, engine->step_keep);
     firni_free(engine->env, engine->step_logits);
     (void)pthread_cond_destroy(&engine->wake);
     (void)pthread_mutex_destroy(&engine->mutex);
     firni_free(engine->env, engine);
+}
+
+/* The pool is shared with the source's tree, which was there first and took its part. */
+static uint64_t own_tree_budget(const firn_engine *engine)
+{
+    firn_pool_stats pool;
+    firn_pool_get_stats(engine->options.pool, &pool);
+    firn_prefix_stats draft = { 0 };
+    if (firni_draft_tree(engine) != NULL) {
+        firn_prefix_get_stats(firni_draft_tree(engine), &draft);
+    }
+    return pool.budget_bytes - draft.budget_bytes;
 }
 
 firn_status firn_engine_create(const firn_engine_options *options, const firn_env *env, firn_engine **out, firn_error *err)
@@ -171,6 +236,9 @@ firn_status firn_engine_create(const firn_engine_options *options, const firn_en
     engine->options = *options;
     engine->schema = firn_model_schema(options->model);
     engine->n_vocab = firn_model_get_info(options->model)->n_vocab;
+    engine->draft_ops = options->draft_ngram           ? &firni_draft_ngram
+                        : options->draft_model != NULL ? &firni_draft_by_model
+                                                       : NULL;
     (void)pthread_mutex_init(&engine->mutex, NULL);
     /* Waits are bounded on the clock that cannot be set back. */
     pthread_condattr_t attributes;
@@ -183,11 +251,15 @@ firn_status firn_engine_create(const firn_engine_options *options, const firn_en
     if (status == FIRN_OK) {
         status = allocate(engine, err);
     }
+    if (status == FIRN_OK && engine->draft_ops != NULL && engine->draft_ops->create != NULL) {
+        status = engine->draft_ops->create(engine, err);
+    }
     if (status == FIRN_OK && !options->no_prefix_cache) {
         const firn_prefix_options prefix_options = {
             .pool = options->pool,
             .schema = engine->schema,
             .tier = options->tier,
+            .budget_bytes = own_tree_budget(engine),
             .notify = firni_engine_wake,
             .notify_ctx = engine,
         };
@@ -236,5 +308,8 @@ void firn_engine_get_stats(firn_engine *engine, firn_engine_stats *out)
     firn_pool_get_stats(engine->options.pool, &out->pool);
     if (engine->options.tier != NULL) {
         firn_tier_get_stats(engine->options.tier, &out->tier);
+    }
+    if (engine->options.draft_tier != NULL) {
+        firn_tier_get_stats(engine->options.draft_tier, &out->draft_tier);
     }
 }

@@ -14,6 +14,7 @@
  *   admission.c  who may join, against the KV budget; joining = lend + merge
  *   step.c       one forward over all rows; sampling; leaving = publish + filter
  *   publish.c    what of a row goes into the token tree, and when
+ *   draft_impl.h speculation: guesses, verify rounds
  *
  * The memory promise: reserved_bytes (firni_request_bytes of all running rows, and of those whose lookup has begun) +
  * unevictable bytes of the tree never exceed the pool's budget when a request is let in, so that a running row can always
@@ -29,6 +30,7 @@
 #include <stdatomic.h>
 
 #include "base/base_impl.h"
+#include "engine/draft_impl.h"
 #include "engine/text_stream.h"
 #include "firn/engine.h"
 #include "layout/family_impl.h"
@@ -68,6 +70,7 @@ typedef struct firni_sequence {
     firn_lease *lease;        /* while waiting, once acquired */
     uint64_t reserved_bytes;  /* counted in engine.reserved_bytes from its lookup on */
     bool prompt_published;
+    firni_draft draft;
     firn_usage usage;
     uint64_t submitted_ns;
 } firni_sequence;
@@ -99,16 +102,22 @@ struct firn_engine {
     firni_sequence **rows;       /* [batch_rows_max]; row r of every cache belongs to rows[r] */
     uint32_t n_rows;
     firn_cache **caches;         /* [n_layers], n_rows rows each */
+    firn_cache **shapes;         /* [n_layers], always empty: what submitting threads may ask about sizes */
     uint32_t families;           /* FIRNI_FAMILY_* that some layer belongs to */
     uint64_t reserved_bytes;
     firn_engine_stats stats;     /* counters; copied to `published` after each step */
 
+    const firni_draft_ops *draft_ops; /* NULL: no speculation */
+    struct firni_draft_model *draft_model; /* state of that source, or NULL */
+    firni_draft_gate draft_gate;
+
     /* Buffers of one step, sized at creation so that the token loop allocates nothing. */
-    firn_token *step_tokens;     /* [batch_rows_max + chunk_tokens_max] */
+    firn_token *step_tokens;     /* [batch_rows_max + chunk_tokens_max + firni_draft_step_max()] */
     uint8_t *step_wanted;        /* the same */
     uint32_t *step_counts;       /* [batch_rows_max] */
+    uint32_t *step_kept;         /* [batch_rows_max] of step_counts: what is left when guesses have been given up */
     uint32_t *step_keep;         /* [batch_rows_max] row numbers for filter and commit */
-    float *step_logits;          /* [batch_rows_max, n_vocab] */
+    float *step_logits;          /* [batch_rows_max + firni_draft_step_max(), n_vocab] */
 };
 
 /* ---- sequence.c ---- */
@@ -137,11 +146,16 @@ void firni_intake_forget(firn_engine *engine, firni_sequence *sequence);
 
 /* Bytes a row of `tokens` tokens takes over all layers. */
 uint64_t firni_projected_bytes(const firn_engine *engine, uint32_t tokens);
-/* Most bytes that a request of `tokens` tokens takes: its row, at any moment on its way there, and what the tree may have
- * to keep of it until it is stored while the row goes on without it. */
+/* The same over any caches. */
+uint64_t firni_shapes_bytes(firn_cache *const *shapes, uint32_t n_layers, uint32_t tokens);
+/* Most bytes that a request of `tokens` tokens takes: its row, at any moment on its way there, what the tree may have to
+ * keep of it until it is stored while the row goes on without it, and what the source of guesses needs for it. */
 uint64_t firni_request_bytes(const firn_engine *engine, uint32_t tokens);
+/* Bytes that a tree with a tier below it cannot let go of now, with nodes of node_bytes; 0 for NULL. */
+uint64_t firni_unevictable_bytes(const firn_prefix *prefix, uint64_t node_bytes);
 /* Destroys one cache per layer, and the array; accepts NULL and half-filled arrays. */
 void firni_destroy_caches(const firn_engine *engine, firn_cache **caches);
+void firni_caches_release(const firn_env *env, firn_cache **caches, uint32_t n_layers);
 /* Starts lookups for the first waiting requests, ends cancelled ones, lets in those that fit. */
 void firni_admit(firn_engine *engine);
 
@@ -162,5 +176,10 @@ uint64_t firni_published_bytes(const firn_engine *engine, const firn_cache *shap
 bool firni_step(firn_engine *engine);
 /* Ends and removes rows whose sequence was cancelled, publishing what they computed. */
 void firni_drop_cancelled(firn_engine *engine);
+/* Evicts clean nodes until the pool has this much room, if that is possible. */
+void firni_make_room(firn_engine *engine, uint64_t need_bytes);
+/* Puts the first n_tokens of a row's state into a tree. Benign when it fails: the tree counts the reason. */
+void firni_publish_row(const firn_env *env, firn_prefix *prefix, firn_cache *const *caches, uint32_t n_layers,
+                       uint32_t row, const firni_sequence *sequence, uint32_t n_tokens);
 
 #endif

@@ -20,25 +20,30 @@ static const uint32_t blocks_before_end[] = { 0, 2, 32, 512 };
 
 enum { N_BEFORE_END = sizeof blocks_before_end / sizeof blocks_before_end[0] };
 
-void firni_publish(firn_engine *engine, uint32_t row)
+void firni_publish_row(const firn_env *env, firn_prefix *prefix, firn_cache *const *caches, uint32_t n_layers,
+                       uint32_t row, const firni_sequence *sequence, uint32_t n_tokens)
 {
-    const firni_sequence *sequence = engine->rows[row];
-    const uint32_t n_layers = engine->schema->n_layers;
-    if (engine->prefix == NULL || sequence->no_cache || sequence->n_cached == 0) {
-        return;
-    }
-    firn_cache **serial = firni_calloc(engine->env, n_layers, sizeof *serial);
-    bool complete = serial != NULL;
+    firn_cache **serial = firni_calloc(env, n_layers, sizeof *serial);
+    bool complete = serial != NULL && n_tokens > 0;
     for (uint32_t layer = 0; complete && layer < n_layers; layer++) {
-        complete = firn_cache_can_publish_row(engine->caches[layer], row, sequence->n_cached) &&
-                   firn_cache_extract_row(engine->caches[layer], row, &serial[layer], NULL) == FIRN_OK;
+        complete = firn_cache_can_publish_row(caches[layer], row, n_tokens) &&
+                   firn_cache_extract_row(caches[layer], row, &serial[layer], NULL) == FIRN_OK;
     }
     if (complete) {
         firn_reason reason;
-        (void)firn_prefix_put(engine->prefix, sequence->tokens, sequence->n_cached, sequence->ns,
-                              (const firn_cache *const *)serial, &reason);
+        (void)firn_prefix_put(prefix, sequence->tokens, n_tokens, sequence->ns, (const firn_cache *const *)serial,
+                              &reason);
     }
-    firni_destroy_caches(engine, serial);
+    firni_caches_release(env, serial, n_layers);
+}
+
+void firni_publish(firn_engine *engine, uint32_t row)
+{
+    const firni_sequence *sequence = engine->rows[row];
+    if (engine->prefix != NULL && !sequence->no_cache) {
+        firni_publish_row(engine->env, engine->prefix, engine->caches, engine->schema->n_layers, row, sequence,
+                          sequence->n_cached);
+    }
 }
 
 /* The first count after n_tokens at which the prompt's state is wanted; UINT32_MAX: none. */

@@ -161,19 +161,19 @@ void firn_sampler_accept(firn_sampler *sampler, firn_token token, bool is_prompt
     firni_sampler_seen_accept(&sampler->seen, token, is_prompt);
 }
 
-/* Uniform in [0, 1): 53 bits of the next number of the request's sequence. */
-static double next_uniform(firn_sampler *sampler)
+/* Uniform in [0, 1): 53 bits of the number of the request's sequence that belongs to this choice. */
+static double uniform_of(const firn_sampler *sampler, uint64_t choice)
 {
-    const uint64_t bits = firni_mix64(sampler->random_key + ++sampler->n_choices * 0x9e3779b97f4a7c15u);
+    const uint64_t bits = firni_mix64(sampler->random_key + choice * 0x9e3779b97f4a7c15u);
     return (double)(bits >> 11) * 0x1p-53;
 }
 
 /* Inverts the cumulative distribution over the tokens that weigh at least `weight_min`, in the order of ids: block by
  * block to the one that holds the target, then token by token. */
-static firn_token draw(firn_sampler *sampler, double weight_min)
+static firn_token draw(const firn_sampler *sampler, uint64_t choice, double weight_min)
 {
     const double *weights = sampler->weights;
-    const double target = next_uniform(sampler) * firni_vocab_sum(weights, sampler->n_vocab, weight_min);
+    const double target = uniform_of(sampler, choice) * firni_vocab_sum(weights, sampler->n_vocab, weight_min);
     double reached = 0.0;
     uint32_t last_block = 0;
     for (uint32_t i = 0; i < sampler->n_vocab; i += FIRNI_VOCAB_BLOCK) {
@@ -200,14 +200,16 @@ static firn_token draw(firn_sampler *sampler, double weight_min)
     return chosen;
 }
 
-firn_token firn_sampler_choose(firn_sampler *sampler, const float *logits)
+/* The choice with this number; *drew: whether it took its random number. */
+static firn_token pick(firn_sampler *sampler, const float *logits, uint64_t choice, bool *drew)
 {
     const firn_sampling *sampling = &sampler->sampling;
     const uint32_t n_vocab = sampler->n_vocab;
     firni_vocab_clean(sampler->logits, logits, n_vocab);
     firni_sampler_penalise(&sampler->seen, sampling, sampler->logits);
     const float largest = firni_vocab_max(sampler->logits, n_vocab);
-    if (sampling->temperature == 0.0f || largest == -INFINITY) {
+    *drew = sampling->temperature > 0.0f && largest > -INFINITY;
+    if (!*drew) {
         return firni_vocab_find(sampler->logits, n_vocab, largest);
     }
     const double scale = 1.0 / (double)sampling->temperature;
@@ -221,5 +223,19 @@ firn_token firn_sampler_choose(firn_sampler *sampler, const float *logits)
         firni_truncate_top_p(sampler->logits, n_vocab, (double)sampling->top_p, sampler->weights, sampler->scratch);
     }
     /* The best candidate weighs 1, so that min_p of its probability is a weight of min_p. */
-    return draw(sampler, (double)sampling->min_p);
+    return draw(sampler, choice, (double)sampling->min_p);
+}
+
+firn_token firn_sampler_choose(firn_sampler *sampler, const float *logits)
+{
+    bool drew;
+    const firn_token token = pick(sampler, logits, sampler->n_choices + 1, &drew);
+    sampler->n_choices += drew;
+    return token;
+}
+
+firn_token firni_sampler_guess(firn_sampler *sampler, const float *logits, uint32_t n_ahead)
+{
+    bool drew;
+    return pick(sampler, logits, sampler->n_choices + 1 + n_ahead, &drew);
 }

@@ -78,7 +78,7 @@ void firni_sequence_destroy(firni_sequence *sequence)
         return;
     }
     const firn_env *env = sequence->env;
-    assert(sequence->lease == NULL);
+    assert(sequence->lease == NULL && sequence->draft.lease == NULL);
     firn_sampler_destroy(sequence->sampler);
     firni_text_stream_destroy(sequence->stream);
     for (uint32_t i = 0; i < sequence->n_stops; i++) {

@@ -1,11 +1,13 @@
 /*
  * One step of the engine: plan, forward, sample, publish, leave.
  *
- *   1. plan    a decode row brings one token; rows still reading their prompt share the chunk budget evenly
+ *   1. plan    a decode row brings one token, and its guesses; rows still reading their prompt share the chunk budget
+ *              evenly
  *   2. room    clean tree nodes are evicted until the step's new blocks fit
  *   3. forward all rows, packed, no padding
- *   4. sample  rows whose last token was forwarded choose the next one
- *   5. leave   ended rows are published into the tree and filtered out of every layer
+ *   4. sample  rows whose last token was forwarded choose the next one; guesses that did not hold are rolled back
+ *   5. publish prompts that have been read go into the tree
+ *   6. leave   ended rows are published into the tree and filtered out of every layer
  */
 #include <assert.h>
 #include <string.h>
@@ -16,6 +18,7 @@
 static void remove_ended(firn_engine *engine)
 {
     uint32_t n_keep = 0;
+    firni_draft_leave(engine);
     for (uint32_t row = 0; row < engine->n_rows; row++) {
         if (engine->rows[row]->state == FIRNI_SEQUENCE_ENDED) {
             firni_publish(engine, row);
@@ -61,8 +64,8 @@ void firni_drop_cancelled(firn_engine *engine)
     }
 }
 
-/* Fills step_counts, step_tokens and step_wanted; returns the number of tokens. */
-static uint32_t plan(firn_engine *engine, uint32_t *n_wanted)
+/* Fills step_counts, step_tokens and step_wanted. */
+static void plan(firn_engine *engine)
 {
     uint32_t limit = engine->options.chunk_tokens_max;
     for (uint32_t layer = 0; layer < engine->schema->n_layers; layer++) {
@@ -77,13 +80,14 @@ static uint32_t plan(firn_engine *engine, uint32_t *n_wanted)
     /* Even shares, in order; what a short prompt leaves over goes to those behind it. */
     uint32_t budget = engine->options.chunk_tokens_max;
     uint32_t n_step = 0;
-    *n_wanted = 0;
     for (uint32_t row = 0; row < engine->n_rows; row++) {
         const firni_sequence *sequence = engine->rows[row];
         const uint32_t n_left = sequence->n_tokens - sequence->n_cached;
         assert(n_left >= 1);
-        uint32_t count = n_left;
+        const uint32_t n_guesses = sequence->draft.n_proposed;
+        uint32_t count = n_left + n_guesses;
         if (n_left > 1) {
+            assert(n_guesses == 0);
             const uint32_t share = budget / n_reading > 0 ? budget / n_reading : budget > 0;
             count = n_left < share ? n_left : share;
             count = firni_publish_chunk(engine, sequence, count < limit ? count : limit);
@@ -92,14 +96,13 @@ static uint32_t plan(firn_engine *engine, uint32_t *n_wanted)
         }
         memcpy(engine->step_tokens + n_step, sequence->tokens + sequence->n_cached, count * sizeof(firn_token));
         memset(engine->step_wanted + n_step, 0, count);
-        if (count == n_left) {
-            engine->step_wanted[n_step + count - 1] = 1;
-            *n_wanted += 1;
+        if (count >= n_left) {
+            /* The last token's, and those behind each guess. */
+            memset(engine->step_wanted + n_step + n_left - 1, 1, 1 + n_guesses);
         }
         engine->step_counts[row] = count;
         n_step += count;
     }
-    return n_step;
 }
 
 /* Bytes that this step may allocate in one layer for one row: new blocks, and copies of a shared tail and state. What a
@@ -124,28 +127,38 @@ static uint64_t step_need_bytes(const firn_engine *engine)
     return need_bytes;
 }
 
-static void make_room(firn_engine *engine)
+/* Evicts from the tree that has more of its budget first; `need_bytes` is of the pool that both share. */
+static bool evict(firn_engine *engine, uint64_t need_bytes)
 {
-    if (engine->prefix == NULL) {
-        return;
+    firn_prefix *const draft_tree = firni_draft_tree(engine);
+    if (draft_tree == NULL) {
+        return firn_prefix_make_room(engine->prefix, need_bytes);
     }
-    const uint64_t need_bytes = step_need_bytes(engine);
-    if (firn_prefix_make_room(engine->prefix, need_bytes)) {
+    firn_prefix_stats own, draft;
+    firn_prefix_get_stats(engine->prefix, &own);
+    firn_prefix_get_stats(draft_tree, &draft);
+    const bool draft_first = (double)draft.held_bytes * (double)own.budget_bytes >
+                             (double)own.held_bytes * (double)draft.budget_bytes;
+    return firn_prefix_make_room(draft_first ? draft_tree : engine->prefix, need_bytes) ||
+           firn_prefix_make_room(draft_first ? engine->prefix : draft_tree, need_bytes);
+}
+
+void firni_make_room(firn_engine *engine, uint64_t need_bytes)
+{
+    if (engine->prefix == NULL || firn_pool_room(engine->options.pool) >= need_bytes || evict(engine, need_bytes)) {
         return;
     }
     /* What waiting requests were promised is given up before a running one is: they look it up again at their turn. */
     for (firni_sequence *sequence = engine->waiting_head; sequence != NULL; sequence = sequence->next) {
         firn_lease_release(sequence->lease);
         sequence->lease = NULL;
+        firni_draft_release(sequence);
     }
-    (void)firn_prefix_make_room(engine->prefix, need_bytes);
+    (void)evict(engine, need_bytes);
 }
 
 static firn_status forward(firn_engine *engine, firn_error *err)
 {
-    for (uint32_t layer = 0; layer < engine->schema->n_layers; layer++) {
-        (void)firn_cache_prefill_begin(engine->caches[layer], NULL);
-    }
     const firn_forward_input input = {
         .tokens = engine->step_tokens,
         .counts = engine->step_counts,
@@ -154,49 +167,94 @@ static firn_status forward(firn_engine *engine, firn_error *err)
         .want_logits = engine->step_wanted,
         .logits = engine->step_logits,
     };
-    const firn_status status = firn_model_forward(engine->options.model, &input, err);
-    uint32_t n_ended = 0;
-    for (uint32_t row = 0; row < engine->n_rows && status == FIRN_OK; row++) {
-        const firni_sequence *sequence = engine->rows[row];
-        const uint32_t after = sequence->n_cached + engine->step_counts[row];
-        if (sequence->n_cached < sequence->n_prompt && after >= sequence->n_prompt) {
-            engine->step_keep[n_ended++] = row;
-        }
-    }
-    for (uint32_t layer = 0; layer < engine->schema->n_layers; layer++) {
-        if (n_ended > 0) {
-            (void)firn_cache_prefill_commit(engine->caches[layer], engine->step_keep, n_ended, NULL);
-        }
-        (void)firn_cache_prefill_end(engine->caches[layer], NULL);
-    }
-    return status;
+    return firn_model_forward(engine->options.model, &input, err);
 }
 
+/* Advances all rows by what was forwarded and holds; rows whose last token was forwarded choose the next. */
 static void sample(firn_engine *engine, uint64_t forward_ns)
 {
-    const firn_tokenizer *tokenizer = firn_model_tokenizer(engine->options.model);
     const float *logits = engine->step_logits;
     for (uint32_t row = 0; row < engine->n_rows; row++) {
         firni_sequence *sequence = engine->rows[row];
-        if (engine->step_counts[row] == 0) {
-            continue;
-        }
-        const bool was_prompt = sequence->n_cached < sequence->n_prompt;
-        sequence->n_cached += engine->step_counts[row];
-        if (was_prompt) {
+        const uint32_t n_guesses = sequence->draft.n_proposed;
+        const uint32_t before = sequence->n_cached;
+        sequence->n_cached += engine->step_counts[row] - n_guesses;
+        if (engine->step_counts[row] > 0 && before < sequence->n_prompt) {
             sequence->usage.prefill_ns += forward_ns;
         }
-        /* Others with the same beginning need not wait for this request's end. */
-        firni_publish_progress(engine, row, engine->step_counts[row]);
-        if (sequence->n_cached < sequence->n_tokens) {
-            continue;
+        if (engine->step_counts[row] > 0 && sequence->n_cached == sequence->n_tokens) {
+            firni_verify_row(engine, sequence, logits);
+            logits += (size_t)(1 + n_guesses) * engine->n_vocab;
         }
-        const firn_token token = firn_sampler_choose(sequence->sampler, logits);
-        firni_sequence_take_token(sequence, token, logits, engine->n_vocab, tokenizer);
-        logits += engine->n_vocab;
-        engine->stats.generated_tokens++;
-        engine->stats.n_finished += sequence->state == FIRNI_SEQUENCE_ENDED;
+        engine->step_kept[row] = sequence->n_cached - before;
     }
+}
+
+/* Whether this step read the last of the row's prompt. */
+static bool has_read_prompt(const firn_engine *engine, uint32_t row)
+{
+    const firni_sequence *sequence = engine->rows[row];
+    const uint32_t before = sequence->n_cached - engine->step_kept[row];
+    return before < sequence->n_prompt && sequence->n_cached >= sequence->n_prompt;
+}
+
+/* Outside of the round: a change of precision sees only tokens that stay. */
+static void end_maintenance(firn_engine *engine)
+{
+    uint32_t n_read = 0;
+    for (uint32_t row = 0; row < engine->n_rows; row++) {
+        if (has_read_prompt(engine, row)) {
+            engine->step_keep[n_read++] = row;
+        }
+    }
+    for (uint32_t layer = 0; layer < engine->schema->n_layers; layer++) {
+        if (n_read > 0) {
+            (void)firn_cache_prefill_commit(engine->caches[layer], engine->step_keep, n_read, NULL);
+        }
+        (void)firn_cache_prefill_end(engine->caches[layer], NULL);
+    }
+}
+
+/* Others with the same beginning need not wait for a request's end. */
+static void publish_progress(firn_engine *engine)
+{
+    for (uint32_t row = 0; row < engine->n_rows; row++) {
+        firni_publish_progress(engine, row, engine->step_kept[row]);
+    }
+}
+
+/* Plan to forward, once. Nothing has advanced when it fails. */
+static firn_status try_step(firn_engine *engine, bool in_round, uint64_t *forward_ns, firn_error *err)
+{
+    plan(engine);
+    firni_make_room(engine, step_need_bytes(engine));
+    for (uint32_t layer = 0; layer < engine->schema->n_layers; layer++) {
+        (void)firn_cache_prefill_begin(engine->caches[layer], NULL);
+    }
+    const uint64_t begin_ns = firni_now_ns(engine->env);
+    const firn_status status = forward(engine, err);
+    *forward_ns = firni_now_ns(engine->env) - begin_ns;
+    if (status == FIRN_OK) {
+        sample(engine, *forward_ns);
+    } else {
+        memset(engine->step_kept, 0, engine->n_rows * sizeof *engine->step_kept);
+        memset(engine->step_counts, 0, engine->n_rows * sizeof *engine->step_counts);
+    }
+    if (in_round) {
+        firni_round_close(engine);
+    }
+    end_maintenance(engine);
+    return status;
+}
+
+/* Whether all rows are past their prompts: only such steps can be compared. */
+static bool only_generates(const firn_engine *engine)
+{
+    bool only = true;
+    for (uint32_t row = 0; row < engine->n_rows; row++) {
+        only = only && engine->rows[row]->n_cached >= engine->rows[row]->n_prompt;
+    }
+    return only;
 }
 
 bool firni_step(firn_engine *engine)
@@ -204,16 +262,28 @@ bool firni_step(firn_engine *engine)
     if (engine->n_rows == 0) {
         return false;
     }
-    uint32_t n_wanted;
-    (void)plan(engine, &n_wanted);
-    make_room(engine);
-    const uint64_t begin_ns = firni_now_ns(engine->env);
+    uint64_t forward_ns = 0;
     firn_error error = { 0 };
-    if (forward(engine, &error) == FIRN_OK) {
-        const uint64_t forward_ns = firni_now_ns(engine->env) - begin_ns;
+    const uint64_t begin_ns = firni_now_ns(engine->env);
+    const uint64_t n_before = engine->stats.generated_tokens;
+    const bool is_comparable = engine->draft_ops != NULL && only_generates(engine);
+    bool in_round = firni_draft_propose(engine) && firni_round_open(engine);
+    firn_status status = try_step(engine, in_round, &forward_ns, &error);
+    if (status != FIRN_OK && in_round) {
+        /* What there is no room for may be the guesses. */
+        firni_round_drop_guesses(engine);
+        in_round = false;
+        status = try_step(engine, in_round, &forward_ns, &error);
+    }
+    firni_draft_settle(engine);
+    if (status == FIRN_OK && is_comparable) {
+        firni_draft_gate_learn(&engine->draft_gate, engine->n_rows, in_round, firni_now_ns(engine->env) - begin_ns,
+                               engine->stats.generated_tokens - n_before);
+    }
+    if (status == FIRN_OK) {
         engine->stats.n_steps++;
         engine->stats.step_ns_total += forward_ns;
-        sample(engine, forward_ns);
+        publish_progress(engine);
     } else {
         /* No row has advanced. The newest gives way, so that those before it can go on. */
         firni_sequence *newest = engine->rows[engine->n_rows - 1];

@@ -14,12 +14,26 @@ static void check(firn_status status, const firn_error *err)
     }
 }
 
+static firn_tier *open_disk(const test_stack *stack, const char *dir, const firn_model *model,
+                            const test_stack_options *options)
+{
+    const firn_disk_options disk_options = {
+        .dir = dir, .schema = firn_model_schema(model), .pool = stack->pool, .budget_bytes = UINT64_C(1) << 30
+    };
+    firn_tier *tier = NULL;
+    firn_error err;
+    if (dir != NULL) {
+        check(firn_disk_open(&disk_options, options->env, &tier, &err), &err);
+    }
+    return tier;
+}
+
 void test_stack_open(test_stack *stack, const test_stack_options *options)
 {
     *stack = (test_stack){ 0 };
     firn_error err;
     check(firn_workers_create(options->n_threads != 0 ? options->n_threads : 1, NULL, &stack->workers, &err), &err);
-    const firn_model_options model_options = {
+    firn_model_options model_options = {
         .path = options->model_path != NULL ? options->model_path : BUILTIN_MODEL,
         .kv_dtype = options->kv_dtype,
         .workers = stack->workers,
@@ -29,19 +43,18 @@ void test_stack_open(test_stack *stack, const test_stack_options *options)
     const firn_pool_options pool_options = { .budget_bytes = options->pool_bytes != 0 ? options->pool_bytes
                                                                                        : UINT64_C(256) << 20 };
     check(firn_pool_create(&pool_options, options->env, &stack->pool, &err), &err);
-    if (options->disk_dir != NULL) {
-        const firn_disk_options disk_options = {
-            .dir = options->disk_dir,
-            .schema = firn_model_schema(stack->model),
-            .pool = stack->pool,
-            .budget_bytes = UINT64_C(1) << 30,
-        };
-        check(firn_disk_open(&disk_options, options->env, &stack->tier, &err), &err);
+    stack->tier = open_disk(stack, options->disk_dir, stack->model, options);
+    if (options->draft_path != NULL) {
+        model_options.path = options->draft_path;
+        check(firn_model_open(&model_options, NULL, &stack->draft_model, &err), &err);
+        stack->draft_tier = open_disk(stack, options->draft_disk_dir, stack->draft_model, options);
     }
     firn_engine_options engine_options = options->engine;
     engine_options.model = stack->model;
     engine_options.pool = stack->pool;
     engine_options.tier = stack->tier;
+    engine_options.draft_model = stack->draft_model;
+    engine_options.draft_tier = stack->draft_tier;
     check(firn_engine_create(&engine_options, options->env, &stack->engine, &err), &err);
 }
 
@@ -50,7 +63,9 @@ firn_flush_report test_stack_close(test_stack *stack, uint64_t bound_ns)
     firn_flush_report report = { 0 };
     firn_engine_destroy(stack->engine, bound_ns, &report);
     firn_tier_destroy(stack->tier);
+    firn_tier_destroy(stack->draft_tier);
     firn_pool_destroy(stack->pool); /* asserts that no block is left */
+    firn_model_close(stack->draft_model);
     firn_model_close(stack->model);
     firn_workers_destroy(stack->workers);
     *stack = (test_stack){ 0 };

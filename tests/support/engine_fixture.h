@@ -17,6 +17,8 @@ typedef struct test_stack_options {
     firn_dtype kv_dtype;
     uint32_t n_threads;          /* 0: 1 */
     const char *kernel;
+    const char *draft_path;      /* a drafter's model file, or NULL */
+    const char *draft_disk_dir;  /* of the drafter's tier; NULL: none */
     const firn_env *env;         /* of pool, tier and engine; the model uses the defaults */
     firn_engine_options engine;  /* model, pool and tier are filled in */
 } test_stack_options;
@@ -26,6 +28,8 @@ typedef struct test_stack {
     firn_model *model;
     firn_pool *pool;
     firn_tier *tier;
+    firn_model *draft_model;
+    firn_tier *draft_tier;
     firn_engine *engine;
 } test_stack;
 
