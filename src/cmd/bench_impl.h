@@ -4,6 +4,7 @@
  *   cmd_bench.c      flags, the order of things
  *   bench_forward.c  prefill and decode: the model driven directly, over ragged caches
  *   bench_ttft.c     time to first token through the engine: cold, from RAM, from disk
+ *   bench_draft.c    decode through the engine, plain and with guesses
  *   bench_memory.c   what this machine can stream from memory: the bound of decode
  *   bench_files.c    what this machine can read from the cache's own files: the bound of a restore
  *   bench_report.c   table and JSON
@@ -38,6 +39,9 @@ typedef struct firni_bench_options {
     uint32_t n_batches;
     uint32_t n_chunk;       /* prompt tokens per forward */
     uint32_t n_ttft;        /* 0: no time to first token */
+    uint32_t n_draft;       /* tokens of the answers that compare speculation with plain decoding; 0: no */
+    bool draft_always;      /* see firn_engine_options */
+    uint32_t n_draft_max;   /* guesses of a step; 0: the engine's default */
     const char *dir;        /* the restore's files go into a new directory in here */
 } firni_bench_options;
 
@@ -59,6 +63,16 @@ typedef struct firni_bench_ttft {
     bool is_direct;                 /* the raw read bypassed the page cache */
 } firni_bench_ttft;
 
+#define FIRNI_BENCH_DRAFT_TEXTS 2u
+
+/* One text, decoded plainly and with guesses. */
+typedef struct firni_bench_draft {
+    const char *name;
+    firni_sample plain_rate, drafted_rate; /* tokens/s */
+    firni_sample ratio;             /* of the two of each run */
+    firn_draft_usage usage;
+} firni_bench_draft;
+
 typedef struct firni_bench {
     const firni_command *command;
     const firn_env *env;
@@ -68,12 +82,15 @@ typedef struct firni_bench {
     firni_sample prefill_rate;      /* tokens/s */
     firni_bench_decode decode[FIRNI_BENCH_BATCHES_MAX];
     firni_bench_ttft ttft;
+    firni_bench_draft draft[FIRNI_BENCH_DRAFT_TEXTS];
 } firni_bench;
 
 /* Fills prefill_rate and decode. Errors: those of the parts; STATE when two ways that must agree to the bit do not. */
 firn_status firni_bench_forward(firni_bench *bench, firn_error *err);
 /* Fills ttft. */
 firn_status firni_bench_measure_ttft(firni_bench *bench, firn_error *err);
+/* Fills draft. */
+firn_status firni_bench_measure_draft(firni_bench *bench, firn_error *err);
 /* Adds n_runs readings of a buffer larger than any cache to stream_rate. */
 firn_status firni_bench_stream(firni_bench *bench, uint32_t n_runs, firn_error *err);
 

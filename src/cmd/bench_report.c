@@ -95,6 +95,26 @@ static void print_ttft(const firni_bench_ttft *t)
     (void)printf("\n");
 }
 
+static void print_draft(const firni_bench *bench)
+{
+    const firn_model *drafter = bench->stack->draft_model;
+    (void)printf("\ndecode of %" PRIu32 " tokens with guesses from %s (the answers are equal)\n", bench->options.n_draft,
+                 drafter != NULL ? firn_model_get_info(drafter)->name : "the text");
+    for (uint32_t i = 0; i < FIRNI_BENCH_DRAFT_TEXTS; i++) {
+        const firni_bench_draft *d = &bench->draft[i];
+        char what[64];
+        (void)snprintf(what, sizeof what, "%s, plain", d->name);
+        print_row(what, &d->plain_rate, 1.0, "tok/s");
+        (void)snprintf(what, sizeof what, "%s, guessing", d->name);
+        (void)printf("\n");
+        print_row(what, &d->drafted_rate, 1.0, "tok/s");
+        (void)printf("   %.2f times plain (%.2f .. %.2f); %" PRIu64 " of %" PRIu64 " guesses held, %.2f tokens a round\n",
+                     firni_sample_median(&d->ratio), firni_sample_min(&d->ratio), firni_sample_max(&d->ratio),
+                     d->usage.accepted_tokens, d->usage.drafted_tokens,
+                     ratio((double)d->usage.round_tokens, (double)d->usage.n_rounds));
+    }
+}
+
 void firni_bench_print(const firni_bench *bench)
 {
     const firni_bench_options *o = &bench->options;
@@ -127,6 +147,9 @@ void firni_bench_print(const firni_bench *bench)
     }
     if (o->n_ttft > 0) {
         print_ttft(&bench->ttft);
+    }
+    if (o->n_draft > 0) {
+        print_draft(bench);
     }
 }
 
@@ -171,6 +194,22 @@ static json_t *ttft_json(const firni_bench_ttft *t)
         ratio(firni_sample_median(&t->restore_rate), firni_sample_median(&t->raw_rate)));
 }
 
+static json_t *draft_json(const firni_bench *bench)
+{
+    json_t *array = json_array();
+    for (uint32_t i = 0; i < FIRNI_BENCH_DRAFT_TEXTS; i++) {
+        const firni_bench_draft *d = &bench->draft[i];
+        (void)json_array_append_new(
+            array, json_pack("{s:s, s:I, s:o, s:o, s:o, s:I, s:I, s:I, s:f}", "text", d->name, "tokens",
+                             (json_int_t)bench->options.n_draft, "plain_tokens_per_second", sample_json(&d->plain_rate),
+                             "drafted_tokens_per_second", sample_json(&d->drafted_rate), "drafted_to_plain",
+                             sample_json(&d->ratio), "rounds", (json_int_t)d->usage.n_rounds, "drafted",
+                             (json_int_t)d->usage.drafted_tokens, "accepted", (json_int_t)d->usage.accepted_tokens,
+                             "tokens_per_round", ratio((double)d->usage.round_tokens, (double)d->usage.n_rounds)));
+    }
+    return array;
+}
+
 int firni_bench_print_json(const firni_bench *bench)
 {
     const firni_bench_options *o = &bench->options;
@@ -186,6 +225,9 @@ int firni_bench_print_json(const firni_bench *bench)
         sample_json(&bench->prefill_rate), "decode", decode_json(bench));
     if (object != NULL && o->n_ttft > 0) {
         (void)json_object_set_new(object, "ttft", ttft_json(&bench->ttft));
+    }
+    if (object != NULL && o->n_draft > 0) {
+        (void)json_object_set_new(object, "draft", draft_json(bench));
     }
     const bool failed = object == NULL || json_dumpf(object, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(9)) != 0 ||
                         putchar('\n') == EOF;

@@ -72,6 +72,10 @@ static int measure(firni_bench *bench, bool json)
         firni_cmd_progress(label, 0.5f);
         status = firni_bench_measure_ttft(bench, &err);
     }
+    if (status == FIRN_OK && o->n_draft > 0) {
+        firni_cmd_progress(label, 0.8f);
+        status = firni_bench_measure_draft(bench, &err);
+    }
     firni_cmd_progress(label, 1.0f);
     if (status != FIRN_OK) {
         return firni_cmd_fail(bench->command, "%s", err.message);
@@ -88,7 +92,7 @@ static int run(const firni_command *self, int argc, char **argv)
     static char label[] = "loading the model";
     bench_flags f = {
         .stack = { .no_disk = true, .no_engine = true, .progress = firni_cmd_progress, .progress_label = label },
-        .bench = { .n_prompt = 512, .n_gen = 128, .n_runs = 5, .n_chunk = 256, .dir = "/var/tmp" },
+        .bench = { .n_prompt = 512, .n_gen = 128, .n_runs = 5, .n_chunk = 256, .n_draft = 256, .dir = "/var/tmp" },
         .batches = "1,4",
     };
     firni_bench_options *o = &f.bench;
@@ -107,6 +111,14 @@ static int run(const firni_command *self, int argc, char **argv)
         { .name = "ttft", .kind = FIRNI_FLAG_U32, .target = &o->n_ttft, .value_name = "TOKENS",
           .help = "also: time to first token of such a prompt, cold, from RAM, from disk (0: no; at least 128)",
           .min = 0, .max = 1048576 },
+        { .name = "draft", .kind = FIRNI_FLAG_STRING, .target = &f.stack.draft, .value_name = "SOURCE",
+          .help = "also: decode with guesses from this source, ngram or a small GGUF model, against plain decode" },
+        { .name = "draft-max", .kind = FIRNI_FLAG_U32, .target = &f.stack.draft_tokens_max, .value_name = "TOKENS",
+          .help = "most guesses of a step (0: 8)", .min = 0, .max = 64 },
+        { .name = "draft-always", .kind = FIRNI_FLAG_BOOL, .target = &o->draft_always,
+          .help = "guess also where that has turned out slower than plain decoding" },
+        { .name = "draft-gen", .kind = FIRNI_FLAG_U32, .target = &o->n_draft, .value_name = "TOKENS",
+          .help = "tokens of the answers that --draft compares", .min = 2, .max = 1048576 },
         { .name = "runs", .kind = FIRNI_FLAG_U32, .target = &o->n_runs, .value_name = "N",
           .help = "timed runs of each", .min = 1, .max = FIRNI_BENCH_RUNS_MAX },
         { .name = "chunk", .kind = FIRNI_FLAG_U32, .target = &o->n_chunk, .value_name = "TOKENS",
@@ -134,8 +146,10 @@ static int run(const firni_command *self, int argc, char **argv)
     if (!parse_batches(f.batches, o)) {
         return firni_cmd_usage(self, "--batch: \"%s\" is not a list of 1 to 8 numbers in 1..256", f.batches);
     }
-    if (o->n_prompt == 0 && o->n_ttft == 0) {
-        return firni_cmd_usage(self, "--prompt 0 leaves nothing to measure without --ttft");
+    o->n_draft = f.stack.draft != NULL ? o->n_draft : 0;
+    o->n_draft_max = f.stack.draft_tokens_max;
+    if (o->n_prompt == 0 && o->n_ttft == 0 && o->n_draft == 0) {
+        return firni_cmd_usage(self, "--prompt 0 leaves nothing to measure without --ttft or --draft");
     }
     if (o->n_ttft > 0 && o->n_ttft < 2 * FIRN_BLOCK_TOKENS) {
         return firni_cmd_usage(self, "--ttft must be at least %u tokens", 2 * FIRN_BLOCK_TOKENS);

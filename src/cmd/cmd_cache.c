@@ -16,7 +16,7 @@
 #include "base/base_impl.h"
 #include "cmd/cache_files.h"
 #include "cmd/cache_listing.h"
-#include "cmd/stack.h"
+#include "cmd/stack_draft.h"
 
 /* More than any directory holds, and no more than an index can map. */
 #define WIPE_BUDGET_BYTES (UINT64_C(1) << 40)
@@ -405,6 +405,21 @@ static int execute(cache_view *view, const char *what)
     return status;
 }
 
+/* The directory, and the drafter's store in it, if there is one: what is left there would outlive a wipe. */
+static int execute_all(cache_view *view, const char *what)
+{
+    int status = execute(view, what);
+    char *draft_dir = status == 0 ? firni_stack_draft_dir(view->env, view->dir) : NULL;
+    struct stat info;
+    if (draft_dir != NULL && stat(draft_dir, &info) == 0) {
+        view->dir = draft_dir;
+        view->listing = (firni_listing){ 0 };
+        status = execute(view, what);
+    }
+    firni_free(view->env, draft_dir);
+    return status;
+}
+
 static bool is_verb(const char *word)
 {
     static const char *const verbs[] = { "stat", "ls", "verify", "wipe" };
@@ -444,7 +459,7 @@ static int run(const firni_command *self, int argc, char **argv)
         return firni_cmd_usage(self, "--cache-dir is needed: neither XDG_CACHE_HOME nor HOME is set");
     }
     view.dir = view.dir != NULL ? view.dir : default_dir;
-    status = execute(&view, what);
+    status = execute_all(&view, what);
     firni_free(view.env, default_dir);
     return status;
 }
@@ -459,6 +474,7 @@ const firni_command firni_cmd_cache = {
                "  verify   read every record and check it; exit status 1 when one is bad\n"
                "  wipe     delete all stored state; refused while a server is using the directory\n"
                "\n"
-               "All but wipe only read; a server may be using the directory.",
+               "All but wipe only read; a server may be using the directory. What a drafter (--draft MODEL) has read is\n"
+               "a store of its own in DIR/draft: it follows, as a second document with --json.",
     .run = run,
 };

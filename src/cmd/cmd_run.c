@@ -171,14 +171,25 @@ static double tokens_per_second(const firn_usage *usage)
                : 0.0;
 }
 
+/* Tokens of the answer for each forward that had guesses; 0 when there was none. */
+static double tokens_per_round(const firn_usage *usage)
+{
+    return usage->draft.n_rounds > 0 ? (double)usage->draft.round_tokens / (double)usage->draft.n_rounds : 0.0;
+}
+
 /* The last line. Tests and scripts read it: its form is part of the command's interface. */
 static void print_usage_line(const firn_usage *usage)
 {
     (void)fprintf(stderr,
                   "%" PRIu32 " prompt tokens, %" PRIu32 " cached (ram %" PRIu32 ", disk %" PRIu32
-                  "); first token after %.3f s; %" PRIu32 " tokens at %.1f tokens/s\n",
+                  "); first token after %.3f s; %" PRIu32 " tokens at %.1f tokens/s",
                   usage->prompt_tokens, usage->cache.n_tokens, usage->cache.ram_tokens, usage->cache.disk_tokens,
                   (double)usage->first_token_ns * 1e-9, usage->completion_tokens, tokens_per_second(usage));
+    if (usage->draft.n_rounds > 0) {
+        (void)fprintf(stderr, "; %" PRIu64 " drafted, %" PRIu64 " accepted, %.2f tokens a round",
+                      usage->draft.drafted_tokens, usage->draft.accepted_tokens, tokens_per_round(usage));
+    }
+    (void)fputc('\n', stderr);
 }
 
 /* The text may hold bytes that are no UTF-8 when the answer was cut; JSON gets U+FFFD for them. */
@@ -187,13 +198,15 @@ static int print_json(const firni_command *self, const answer *a)
     const firn_usage *usage = &a->usage;
     const double first_token_ms = (double)usage->first_token_ns * 1e-6;
     json_t *object = json_pack(
-        "{s:o, s:s, s:I, s:I, s:{s:I, s:I, s:I, s:s, s:f}, s:f, s:f, s:f}", "text",
+        "{s:o, s:s, s:I, s:I, s:{s:I, s:I, s:I, s:s, s:f}, s:f, s:f, s:f, s:{s:I, s:I, s:I, s:f}}", "text",
         firni_valid_text(a->text.data != NULL ? a->text.data : "", a->text.len), "finish", finish_name(a->finish),
         "prompt_tokens", (json_int_t)usage->prompt_tokens, "completion_tokens", (json_int_t)usage->completion_tokens,
         "cached", "tokens", (json_int_t)usage->cache.n_tokens, "ram", (json_int_t)usage->cache.ram_tokens, "disk",
         (json_int_t)usage->cache.disk_tokens, "reason", firn_reason_name(usage->cache.reason), "restore_ms",
         (double)usage->cache.restore_ns * 1e-6, "first_token_ms", first_token_ms, "total_ms",
-        (double)usage->total_ns * 1e-6, "tokens_per_second", tokens_per_second(usage));
+        (double)usage->total_ns * 1e-6, "tokens_per_second", tokens_per_second(usage), "draft", "rounds",
+        (json_int_t)usage->draft.n_rounds, "drafted", (json_int_t)usage->draft.drafted_tokens, "accepted",
+        (json_int_t)usage->draft.accepted_tokens, "tokens_per_round", tokens_per_round(usage));
     const bool failed = object == NULL || a->text.failed ||
                         json_dumpf(object, stdout, JSON_COMPACT | JSON_REAL_PRECISION(9)) != 0 || putchar('\n') == EOF;
     json_decref(object);

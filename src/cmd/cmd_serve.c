@@ -64,6 +64,9 @@ static void print_ready(const firni_stack *stack, const firni_server *server, co
                  (double)info->n_params * 1e-6, info->weight_type, stack->model_path);
     const uint32_t n_threads = firn_workers_count(stack->workers);
     (void)printf("  kernel    %s, %u thread%s\n", info->kernel, (unsigned)n_threads, n_threads == 1 ? "" : "s");
+    if (stack->draft_name != NULL) {
+        (void)printf("  draft     %s\n", stack->draft_name);
+    }
     print_cache(stack);
     (void)printf("\n  curl %s/v1/completions -H 'Content-Type: application/json'%s \\\n"
                  "    -d '{\"prompt\": \"My dear sister,\", \"max_tokens\": 40}'\n\n", url,

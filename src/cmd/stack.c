@@ -10,12 +10,13 @@
 #include <unistd.h>
 
 #include "base/base_impl.h"
-#include "cmd/stack.h"
+#include "cmd/stack_draft.h"
 
 #define DISK_BUDGET_DEFAULT_BYTES (UINT64_C(16) << 30)
 #define RAM_BUDGET_MIN_BYTES (UINT64_C(64) << 20)
 #define ROWS_DEFAULT 16u
 #define CHUNK_DEFAULT 256u
+#define STEP_GUESSES_MAX 128u /* see firn_engine_options */
 
 /* Memory this process may use: the machine's, or the control group's limit when that is smaller. */
 static uint64_t memory_bytes(void)
@@ -90,8 +91,9 @@ static firn_reason reason_of_errno(int os_error)
     }
 }
 
-/* Also settles which file it is: model_path and is_builtin. */
-static firn_status open_model(firni_stack *stack, const firni_stack_options *options, firn_error *err)
+/* What the model and its drafter have in common: all but the file. */
+static firn_status fill_model_options(const firni_stack *stack, const firni_stack_options *options,
+                                      firn_model_options *out, firn_error *err)
 {
     firn_dtype kv_dtype = FIRN_DTYPE_F16;
     if (options->kv_dtype != NULL) {
@@ -99,6 +101,30 @@ static firn_status open_model(firni_stack *stack, const firni_stack_options *opt
         if (kv_dtype != FIRN_DTYPE_F16 && kv_dtype != FIRN_DTYPE_BF16 && kv_dtype != FIRN_DTYPE_F32) {
             return firni_fail(err, FIRN_ERR_INVALID, "--kv %s: must be f16, bf16 or f32", options->kv_dtype);
         }
+    }
+    /* A step packs one prompt chunk, one token of each running row, and guesses; rows that are being prefilled come on
+     * top. */
+    const uint32_t n_rows = 2 * (options->batch_rows_max != 0 ? options->batch_rows_max : ROWS_DEFAULT);
+    const uint32_t n_chunk = options->chunk_tokens_max != 0 ? options->chunk_tokens_max : CHUNK_DEFAULT;
+    *out = (firn_model_options){
+        .kv_dtype = kv_dtype,
+        .workers = stack->workers,
+        .kernel = options->kernel,
+        .max_batch_tokens = n_chunk + n_rows + (options->draft != NULL ? STEP_GUESSES_MAX : 0),
+        .max_rows = n_rows,
+        .progress = options->progress,
+        .progress_ctx = options->progress_label,
+    };
+    return FIRN_OK;
+}
+
+/* Also settles which file it is: model_path and is_builtin. */
+static firn_status open_model(firni_stack *stack, const firni_stack_options *options, firn_error *err)
+{
+    firn_model_options model_options;
+    const firn_status status = fill_model_options(stack, options, &model_options, err);
+    if (status != FIRN_OK) {
+        return status;
     }
     if (options->model_path != NULL) {
         stack->model_path = firni_strdup(stack->env, options->model_path);
@@ -114,20 +140,9 @@ static firn_status open_model(firni_stack *stack, const firni_stack_options *opt
     if (stack->model_path == NULL) {
         return firni_fail(err, FIRN_ERR_NO_MEMORY, "no memory for the model's path");
     }
-    /* A step packs one prompt chunk and one token of each running row; rows that are being prefilled come on top. */
-    const uint32_t n_rows = 2 * (options->batch_rows_max != 0 ? options->batch_rows_max : ROWS_DEFAULT);
-    const uint32_t n_chunk = options->chunk_tokens_max != 0 ? options->chunk_tokens_max : CHUNK_DEFAULT;
-    const firn_model_options model_options = {
-        .path = stack->model_path,
-        .kv_dtype = kv_dtype,
-        .workers = stack->workers,
-        .kernel = options->kernel,
-        .max_batch_tokens = n_chunk + n_rows,
-        .max_rows = n_rows,
-        .progress = options->progress,
-        .progress_ctx = options->progress_label,
-    };
-    return firn_model_open(&model_options, stack->env, &stack->model, err);
+    model_options.path = stack->model_path;
+    const firn_status opened = firn_model_open(&model_options, stack->env, &stack->model, err);
+    return opened == FIRN_OK ? firni_stack_open_drafter(stack, options, &model_options, err) : opened;
 }
 
 /* Opens the disk tier, or says in disk_state why there is none. Fails only for what the user has to decide. */
@@ -151,7 +166,7 @@ static firn_status open_disk(firni_stack *stack, const firni_stack_options *opti
         .dir = stack->cache_dir,
         .schema = firn_model_schema(stack->model),
         .pool = stack->pool,
-        .budget_bytes = stack->disk_budget_bytes,
+        .budget_bytes = firni_stack_model_disk_budget(stack),
         .durability = durability_of(options->durability),
         .ttl_ns = options->ttl_ns,
     };
@@ -167,7 +182,7 @@ static firn_status open_disk(firni_stack *stack, const firni_stack_options *opti
         }
     }
     switch (status) {
-    case FIRN_OK: return FIRN_OK;
+    case FIRN_OK: firni_stack_open_draft_disk(stack, &disk_options); return FIRN_OK;
     case FIRN_ERR_IO:
         stack->disk_state = reason_of_errno(disk_err.os_error);
         (void)snprintf(stack->disk_message, sizeof stack->disk_message, "%s", disk_err.message);
@@ -197,6 +212,11 @@ static firn_status open_engine(firni_stack *stack, const firni_stack_options *op
         .chunk_tokens_max = options->chunk_tokens_max,
         .queue_max = options->queue_max,
         .no_prefix_cache = options->no_prefix_cache,
+        .draft_ngram = options->draft != NULL && !firni_stack_has_drafter(options),
+        .draft_model = stack->draft_model,
+        .draft_tier = stack->draft_tier,
+        .draft_tokens_max = options->draft_tokens_max,
+        .draft_always = options->draft_always,
     };
     return firn_engine_create(&engine_options, stack->env, &stack->engine, err);
 }
@@ -205,6 +225,11 @@ firn_status firni_stack_open(const firni_stack_options *options, const firn_env 
                              firn_error *err)
 {
     *out = NULL;
+    if (options->draft == NULL && options->draft_tokens_max != 0) {
+        return firni_fail(err, FIRN_ERR_INVALID, "--draft-max %u: nothing drafts; add --draft ngram or "
+                          "--draft MODEL.gguf",
+                          options->draft_tokens_max);
+    }
     firni_stack *stack = firni_calloc(env, 1, sizeof *stack);
     if (stack == NULL) {
         return firni_fail(err, FIRN_ERR_NO_MEMORY, "no memory");
@@ -226,6 +251,10 @@ firn_status firni_stack_open(const firni_stack_options *options, const firn_env 
     }
     if (status == FIRN_OK) {
         status = open_disk(stack, options, err);
+    }
+    if (status == FIRN_OK && options->draft != NULL) {
+        stack->draft_name = stack->draft_model != NULL ? firn_model_get_info(stack->draft_model)->name
+                                                       : "from the text so far";
     }
     if (status == FIRN_OK) {
         status = open_engine(stack, options, err);
@@ -249,8 +278,10 @@ void firni_stack_close(firni_stack *stack, uint64_t bound_ns, firn_flush_report 
     if (stack->engine != NULL) {
         firn_engine_destroy(stack->engine, bound_ns, report);
     }
+    firn_tier_destroy(stack->draft_tier);
     firn_tier_destroy(stack->tier);
     firn_pool_destroy(stack->pool);
+    firn_model_close(stack->draft_model);
     firn_model_close(stack->model);
     firn_workers_destroy(stack->workers);
     firni_free(stack->env, stack->cache_dir);

@@ -36,6 +36,9 @@ typedef struct firni_stack_options {
     uint64_t ttl_ns;             /* 0: no limit */
     bool disk_share;             /* when another process is the writer, read its cache and store nothing */
     bool no_prefix_cache;        /* compute every prompt in full; implies no_disk */
+    const char *draft;           /* "ngram", or the file of a drafter; NULL: no speculation */
+    bool draft_always;           /* guess also where it is slower */
+    uint32_t draft_tokens_max;   /* guesses of a row and step; 0: 8 */
     bool no_engine;              /* leave `engine` NULL: for commands that drive the model themselves */
     void (*progress)(void *label, float fraction); /* model loading; may be NULL */
     void *progress_label;
@@ -73,15 +76,24 @@ typedef struct firni_stack_options {
     { .name = "durability", .kind = FIRNI_FLAG_STRING, .target = &(o).durability, .value_name = "WHEN",                \
       .help = "when stored state is synced: none, batch, always (default: batch)", .choices = "none|batch|always" },   \
     { .name = "ttl", .kind = FIRNI_FLAG_SECONDS, .target = &(o).ttl_ns, .value_name = "TIME",                          \
-      .help = "stored state older than this is not used, e.g. 7d (0: no limit)" }
+      .help = "stored state older than this is not used, e.g. 7d (0: no limit)" },                                     \
+    { .name = "draft", .kind = FIRNI_FLAG_STRING, .target = &(o).draft, .value_name = "SOURCE",                        \
+      .help = "guess tokens ahead, answers stay the same: ngram (from the text so far), or a small GGUF model" },      \
+    { .name = "draft-max", .kind = FIRNI_FLAG_U32, .target = &(o).draft_tokens_max, .value_name = "TOKENS",            \
+      .help = "most guesses of a request and step (0: 8)", .min = 0, .max = 64 },                                      \
+    { .name = "draft-always", .kind = FIRNI_FLAG_BOOL, .target = &(o).draft_always,                                    \
+      .help = "guess also where that has turned out slower than plain decoding" }
 /* clang-format on */
 
 /* An open stack. The members are borrowed by whoever reads them and live until firni_stack_close(). */
 typedef struct firni_stack {
     firn_workers *workers;
     firn_model *model;
+    firn_model *draft_model;      /* NULL: no drafter */
+    const char *draft_name;       /* what guesses, for a person; NULL: nothing does */
     firn_pool *pool;
     firn_tier *tier;              /* NULL: no disk tier; disk_state says why */
+    firn_tier *draft_tier;        /* the drafter's own, in a directory of its own in cache_dir; or NULL */
     firn_engine *engine;          /* NULL with no_engine */
     char *model_path;
     bool is_builtin;              /* the model is the built-in one */

@@ -42,7 +42,8 @@ json_t *firni_cache_json(const firni_answer *answer)
 {
     const firn_usage *usage = &answer->usage;
     const firn_lease_info *cache = &usage->cache;
-    json_t *object = json_pack("{s:I, s:I, s:I, s:s, s:I, s:b, s:f, s:f, s:f, s:f}",
+    const firn_draft_usage *draft = &usage->draft;
+    json_t *object = json_pack("{s:I, s:I, s:I, s:s, s:I, s:b, s:f, s:f, s:f, s:f, s:{s:I, s:I, s:I, s:f}}",
                                "ram", (json_int_t)cache->ram_tokens,
                                "disk", (json_int_t)cache->disk_tokens,
                                "computed", (json_int_t)usage->prompt_tokens - (json_int_t)cache->n_tokens,
@@ -52,7 +53,12 @@ json_t *firni_cache_json(const firni_answer *answer)
                                "restore_ms", milliseconds(cache->restore_ns),
                                "prefill_ms", milliseconds(usage->prefill_ns),
                                "first_token_ms", milliseconds(usage->first_token_ns),
-                               "total_ms", milliseconds(usage->total_ns));
+                               "total_ms", milliseconds(usage->total_ns),
+                               "draft", "rounds", (json_int_t)draft->n_rounds,
+                               "drafted", (json_int_t)draft->drafted_tokens,
+                               "accepted", (json_int_t)draft->accepted_tokens,
+                               "tokens_per_round",
+                               draft->n_rounds > 0 ? (double)draft->round_tokens / (double)draft->n_rounds : 0.0);
     if (object != NULL && cache->diverged && cache->first_divergence < answer->n_prompt) {
         /* Both sides of the first difference, readable: the answer to "why was this prompt not cached?" */
         const firn_token asked = answer->prompt[cache->first_divergence];

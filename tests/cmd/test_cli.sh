@@ -182,6 +182,39 @@ call cache wipe --cache-dir "$dir/foreign"
 spared() { exits 1 && [ -s "$dir/foreign/seg-00000001.firn" ]; }
 check 'cache wipe spares a directory that is no cache' spared
 
+# ---- speculation ----
+
+prompt2='And the king said unto the people, and the people said unto the king, and the king said unto the people, and'
+drafter=models/firn-tiny-draft-q8_0.gguf
+call run --no-disk --temp 0 -n 60 "$prompt2"
+cp "$dir/out" "$dir/plain"
+drafted() { exits 0 && cmp -s "$dir/out" "$dir/plain" && err_has '; [1-9][0-9]* drafted, [1-9][0-9]* accepted, [1-9][0-9.]* tokens a round$'; }
+call run --no-disk --temp 0 -n 60 --draft ngram --draft-always "$prompt2"
+check 'run --draft ngram gives the same text and says what held' drafted
+call run --cache-dir "$dir/spec" --disk-budget 300M --temp 0 -n 60 --draft $drafter --draft-always "$prompt2"
+check 'run --draft MODEL gives the same text and says what held' drafted
+sed 's/.*; \([0-9]* drafted\)/\1/' "$dir/err" >"$dir/acceptance"
+call run --cache-dir "$dir/spec" --disk-budget 300M --temp 0 -n 60 --draft $drafter --draft-always "$prompt2"
+as_well() { drafted && err_has 'disk [1-9]' && sed 's/.*; \([0-9]* drafted\)/\1/' "$dir/err" | cmp -s - "$dir/acceptance"; }
+check 'after a restart the drafter guesses exactly as well' as_well
+call cache stat --cache-dir "$dir/spec"
+two_stores() { exits 0 && [ "$(grep -c '^directory' "$dir/out")" -eq 2 ] && out_has 'spec/draft$'; }
+check "cache stat shows the drafter's store too" two_stores
+call cache wipe --cache-dir "$dir/spec"
+both_gone() { exits 0 && [ -z "$(find "$dir/spec" -name 'seg-*')" ]; }
+check "cache wipe removes the drafter's store too" both_gone
+call run --no-disk --draft tests/oracle/llama.gguf 'a'
+check 'a drafter with another vocabulary is refused' one_line '^firn run: .*another vocabulary .512 tokens.*2048 tokens'
+call run --no-disk --draft "$dir/none.gguf" 'a'
+check 'a missing drafter is named' one_line '^firn run: --draft .*none\.gguf'
+call run --no-disk --draft Makefile 'a'
+check 'a file that is no model is no drafter' one_line '^firn run: --draft Makefile.*not a GGUF'
+call run --no-disk --draft-max 4 'a'
+check '--draft-max alone is refused' one_line '^firn run: --draft-max 4: nothing drafts'
+call bench --prompt 0 --draft ngram --draft-gen 40 --runs 1
+speeds() { exits 0 && out_has 'repeating text, guessing .*times plain .*guesses held'; }
+check 'bench --draft compares with plain decode' speeds
+
 # ---- bench, tiny ----
 
 call bench --prompt 80 --depth 70 --gen 6 --batch 1,3 --runs 2 --chunk 32 --ttft 200 --cache-dir "$dir" --json

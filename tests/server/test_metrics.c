@@ -46,6 +46,9 @@ static void numbers_arrive_under_stable_names(void **state)
     firni_metrics *metrics = make_metrics();
     firn_engine_stats stats = { .n_submitted = 9, .n_cancelled = 1, .n_waiting = 3, .prompt_tokens = 100,
                                 .computed_prompt_tokens = 40, .step_ns_total = 2500000000u };
+    stats.draft = (firn_draft_usage){ .n_rounds = 4, .drafted_tokens = 20, .accepted_tokens = 7, .round_tokens = 11 };
+    stats.draft_prefix.held_bytes = 13;
+    stats.draft_tier.physical_bytes = 17;
     stats.prefix.hit_tokens_ram = 50;
     stats.prefix.hit_tokens_disk = 10;
     stats.prefix.reasons[FIRN_REASON_DIVERGED] = 4;
@@ -65,6 +68,13 @@ static void numbers_arrive_under_stable_names(void **state)
     assert_line(text, "firn_prompt_tokens_by_source_total{source=\"computed\"} 40");
     assert_line(text, "firn_prompt_tokens_by_source_total{source=\"ram\"} 50");
     assert_line(text, "firn_prompt_tokens_by_source_total{source=\"disk\"} 10");
+    assert_line(text, "firn_draft_rounds_total 4");
+    assert_line(text, "firn_draft_tokens_total 20");
+    assert_line(text, "firn_draft_accepted_tokens_total 7");
+    assert_line(text, "firn_draft_round_tokens_total 11");
+    assert_line(text, "firn_draft_tokens_per_round 2.750");
+    assert_line(text, "firn_draft_prefix_held_bytes 13");
+    assert_line(text, "firn_draft_disk_physical_bytes 17");
     assert_line(text, "firn_prefix_reasons_total{reason=\"diverged\"} 4");
     assert_line(text, "firn_prefix_store_failures_total 6");
     assert_line(text, "firn_pool_used_bytes 18446744073709551615");

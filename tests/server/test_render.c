@@ -45,7 +45,8 @@ static void start(firni_answer *answer, const firn_tokenizer *tokenizer)
     *answer = (firni_answer){
         .id = "id-1", .created_s = 1700000000, .model = "m", .fingerprint = "fp_1", .tokenizer = tokenizer,
         .prompt = prompt, .n_prompt = 3, .ended = true, .finish = FIRN_FINISH_STOP,
-        .usage = { .prompt_tokens = 300, .completion_tokens = 4, .first_token_ns = 1500000, .total_ns = 2000000,
+        .usage = { .draft = { .n_rounds = 4, .drafted_tokens = 20, .accepted_tokens = 7, .round_tokens = 10 },
+                   .prompt_tokens = 300, .completion_tokens = 4, .first_token_ns = 1500000, .total_ns = 2000000,
                    .cache = { .n_tokens = 192, .ram_tokens = 128, .disk_tokens = 64, .reason = FIRN_REASON_DIVERGED,
                               .first_divergence = 2, .diverged = true, .stored_token = TOKEN_QUOTE } },
     };
@@ -92,6 +93,10 @@ static void check_usage(const json_t *object)
     assert_number(object, "firn.difference.prompt.id", TOKEN_FF);
     assert_text(object, "firn.difference.prompt.text", "\xef\xbf\xbd");
     assert_true(json_real_value(at(object, "firn.first_token_ms")) == 1.5);
+    assert_number(object, "firn.draft.rounds", 4);
+    assert_number(object, "firn.draft.drafted", 20);
+    assert_number(object, "firn.draft.accepted", 7);
+    assert_true(json_real_value(at(object, "firn.draft.tokens_per_round")) == 2.5);
 }
 
 static void whole_answers_have_text_usage_and_the_cache_explained(void **state)
