@@ -57,6 +57,7 @@ SUPPORT_OBJS := $(call obj,$(wildcard tests/support/*.c))
 TEST_SRCS := $(wildcard tests/*/test_*.c)
 TEST_BINS := $(patsubst tests/%.c,$(OUT)/tests/%,$(TEST_SRCS))
 BENCH_BINS := $(patsubst bench/%.c,$(OUT)/bench/%,$(wildcard bench/bench_*.c))
+TOOL_BINS := $(patsubst tools/%.c,$(OUT)/tools/%,$(wildcard tools/*.c))
 EXAMPLE_BINS := $(patsubst examples/%.c,$(OUT)/examples/%,$(wildcard examples/*.c))
 
 .PHONY: build run check test-binaries bench bench-peers fuzz install clean
@@ -91,6 +92,11 @@ $(OUT)/bench/%: $(OUT)/obj/bench/%.o $(OUT)/libfirnlm.a $(OUT)/libfirn.a
 	@mkdir -p $(@D)
 	$(LINK) -o $@ $^ $(LIBS_LM) $(LIBS)
 
+# Programs that make tables for the sources; they use nothing of them.
+$(OUT)/tools/%: $(OUT)/obj/tools/%.o
+	@mkdir -p $(@D)
+	$(LINK) -o $@ $^ -lm
+
 $(OUT)/examples/%: $(OUT)/obj/examples/%.o $(OUT)/libfirn.a
 	@mkdir -p $(@D)
 	$(LINK) -o $@ $^ $(LIBS)
@@ -98,7 +104,7 @@ $(OUT)/examples/%: $(OUT)/obj/examples/%.o $(OUT)/libfirn.a
 run: build
 	exec $(OUT)/firn serve
 
-test-binaries: build $(TEST_BINS) $(EXAMPLE_BINS) $(BENCH_BINS)
+test-binaries: build $(TEST_BINS) $(EXAMPLE_BINS) $(BENCH_BINS) $(TOOL_BINS)
 
 check: test-binaries
 	@FIRN_OUT=$(abspath $(OUT)) sh tests/run.sh

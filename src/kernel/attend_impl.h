@@ -1,5 +1,8 @@
 /*
- * Attention over plain blocks, of a vector variant. Written over lanes.
+ * Attention, of a vector variant: the walk over tiles, and what it reads from plain blocks. Written over lanes.
+ *
+ * The walk (which tokens are seen, softmax, batches of queries) is the same for every storage; an attend_storage gives
+ * scores and adds values. The storage of plain blocks is here, that of quantised ones in quant_impl.h.
  *
  * One token's decode reads each key and value once and is bound by memory; a chunk of queries is bound by
  * multiplication. Measured on Zen 3 (AVX2), a shared machine: 512 queries at a depth of 4,096 reach 65 GFLOP/s a thread
@@ -38,10 +41,16 @@ enum {
     ATTEND_AHEAD_PAIRS_MAX = 8 /* with more pairs a tile takes longer to use than to fetch */
 };
 
+typedef struct attend_storage attend_storage;
+
+/* A storage may begin a larger struct with it. */
 typedef struct attend_batch {
     const firni_attend_task *task;
-    uint32_t n_pairs;
+    const attend_storage *storage;
+    uint32_t head_dim;
+    uint32_t value_dim;
     uint32_t value_stride; /* value_dim rounded up to whole vectors */
+    uint32_t n_pairs;
     const float *q[ATTEND_PAIRS_MAX];
     float *out[ATTEND_PAIRS_MAX];
     firni_visible visible[ATTEND_PAIRS_MAX];
@@ -59,11 +68,27 @@ typedef struct attend_group {
     float weights[TILE_ROWS_MAX][ATTEND_TILE];
 } attend_group;
 
+/* What depends on how keys and values lie in a block. `block` is the tile's, `ahead` the one to prefetch from. */
+struct attend_storage {
+    uint32_t group_pairs_max; /* pairs of one attend_group, at most TILE_ROWS_MAX */
+    /* Once the queries of a batch are known. NULL: nothing. */
+    void (*start)(attend_batch *batch);
+    /* Fills group->weights with q.k of all 64 tokens; of tokens that a pair does not see with anything. */
+    void (*scores)(const attend_batch *batch, attend_group *group, const uint8_t *block, const uint8_t *ahead);
+    /* Adds the weighted values of the seen tokens to batch->values, which have been multiplied with rescale. */
+    void (*values)(attend_batch *batch, const attend_group *group, const float rescale[LANES], const uint8_t *block,
+                   const uint8_t *ahead);
+    /* Once all tiles are done, before values are divided by the sum of weights. NULL: nothing. */
+    void (*finish)(attend_batch *batch);
+};
+
 /* ---- 1. scores ------------------------------------------------------------------------------------------------ */
 
-static void attend_scores(const attend_batch *batch, attend_group *group, const uint8_t *k_plane, uintptr_t k_ahead)
+static void plain_scores(const attend_batch *batch, attend_group *group, const uint8_t *block, const uint8_t *ahead)
 {
     const firni_plain_geometry *geometry = batch->task->geometry;
+    const uint8_t *k_plane = firni_plain_planes_of(geometry, block, batch->task->kv_head).k;
+    const uintptr_t k_ahead = (uintptr_t)firni_plain_planes_of(geometry, ahead, batch->task->kv_head).k;
     const size_t element = firni_plain_element_bytes(geometry->dtype);
     const unsigned width = tile_width(group->n, LANES_ACCUMULATORS);
     tile t = {
@@ -166,8 +191,8 @@ static bool attend_softmax(attend_batch *batch, attend_group *group, float resca
 /* ---- 3. values ------------------------------------------------------------------------------------------------ */
 
 /* Adds tokens [begin, end) of the tile to the running values of pairs [i, i + n) of the group. */
-static void attend_values(attend_batch *batch, const attend_group *group, uint32_t i, uint32_t n, uint32_t begin,
-                          uint32_t end, const uint8_t *v_plane, uintptr_t v_ahead)
+static void plain_values_of(attend_batch *batch, const attend_group *group, uint32_t i, uint32_t n, uint32_t begin,
+                            uint32_t end, const uint8_t *v_plane, uintptr_t v_ahead)
 {
     if (begin >= end) {
         return;
@@ -208,9 +233,13 @@ static void attend_values(attend_batch *batch, const attend_group *group, uint32
     }
 }
 
-static void attend_group_values(attend_batch *batch, const attend_group *group, const uint8_t *v_plane,
-                                uintptr_t v_ahead)
+static void plain_values(attend_batch *batch, const attend_group *group, const float rescale[LANES],
+                         const uint8_t *block, const uint8_t *ahead)
 {
+    (void)rescale; /* there is nothing beside the values */
+    const firni_attend_task *task = batch->task;
+    const uint8_t *v_plane = firni_plain_planes_of(task->geometry, block, task->kv_head).v;
+    const uintptr_t v_ahead = (uintptr_t)firni_plain_planes_of(task->geometry, ahead, task->kv_head).v;
     uint32_t begin = 0;
     uint32_t end = ATTEND_TILE;
     for (uint32_t i = 0; i < group->n; i++) {
@@ -219,15 +248,24 @@ static void attend_group_values(attend_batch *batch, const attend_group *group, 
     }
     const bool common = begin < end;
     for (uint32_t i = 0; i < group->n; i++) {
-        attend_values(batch, group, i, 1, group->begin[i], common ? begin : group->end[i], v_plane, (uintptr_t)v_plane);
+        plain_values_of(batch, group, i, 1, group->begin[i], common ? begin : group->end[i], v_plane,
+                        (uintptr_t)v_plane);
     }
     if (common) {
-        attend_values(batch, group, 0, group->n, begin, end, v_plane, v_ahead);
+        plain_values_of(batch, group, 0, group->n, begin, end, v_plane, v_ahead);
         for (uint32_t i = 0; i < group->n; i++) {
-            attend_values(batch, group, i, 1, end, group->end[i], v_plane, (uintptr_t)v_plane);
+            plain_values_of(batch, group, i, 1, end, group->end[i], v_plane, (uintptr_t)v_plane);
         }
     }
 }
+
+static const attend_storage plain_storage = {
+    .group_pairs_max = TILE_ROWS_MAX,
+    .scores = plain_scores,
+    .values = plain_values,
+};
+
+/* ---- the walk ------------------------------------------------------------------------------------------------- */
 
 static void attend_rescale(attend_batch *batch, const attend_group *group, const float rescale[LANES])
 {
@@ -239,8 +277,6 @@ static void attend_rescale(attend_batch *batch, const attend_group *group, const
         }
     }
 }
-
-/* ---- the walk ------------------------------------------------------------------------------------------------- */
 
 /* The lanes of the tile that begins at position `first` that each pair of the group sees; false when none does. */
 static bool attend_group_ranges(const attend_batch *batch, attend_group *group, uint32_t first)
@@ -258,57 +294,58 @@ static bool attend_group_ranges(const attend_batch *batch, attend_group *group, 
     return any;
 }
 
-static void attend_batch_start(attend_batch *batch, const firni_attend_task *task, uint32_t first_pair,
-                               uint32_t n_pairs)
+static void attend_batch_start(attend_batch *batch, uint32_t first_pair, uint32_t n_pairs)
 {
-    const firni_plain_geometry *geometry = task->geometry;
-    batch->task = task;
+    const firni_attend_task *task = batch->task;
     batch->n_pairs = n_pairs;
-    batch->value_stride = (geometry->value_dim + LANES - 1) / LANES * LANES;
     for (uint32_t i = 0; i < n_pairs; i++) {
         const uint32_t query = (first_pair + i) / task->group_size;
         const uint32_t head = (first_pair + i) % task->group_size;
-        batch->q[i] = task->q + query * task->q_stride + (size_t)head * geometry->head_dim;
-        batch->out[i] = task->out + query * task->out_stride + (size_t)head * geometry->value_dim;
+        batch->q[i] = task->q + query * task->q_stride + (size_t)head * batch->head_dim;
+        batch->out[i] = task->out + query * task->out_stride + (size_t)head * batch->value_dim;
         batch->visible[i] = firni_visible_tokens(task, query);
         batch->max[i] = FIRNI_SCORE_LOWEST;
     }
     memset(batch->sums, 0, n_pairs * sizeof(batch->sums[0]));
     memset(batch->values, 0, (size_t)n_pairs * batch->value_stride * sizeof(batch->values[0]));
+    if (batch->storage->start != NULL) {
+        batch->storage->start(batch);
+    }
 }
 
 static void attend_batch_tile(attend_batch *batch, uint32_t tile_index, uint32_t last_tile)
 {
     const firni_attend_task *task = batch->task;
     firn_block *const *block = task->blocks + (tile_index - task->first_block);
-    const firni_plain_planes planes =
-        firni_plain_planes_of(task->geometry, firn_block_data(block[0]), task->kv_head);
+    const attend_storage *storage = batch->storage;
+    const uint8_t *data = firn_block_data(block[0]);
     /* The next tile lies anywhere in memory. It is fetched while this one is used, each plane from its beginning to its
      * end, since processors follow a sequential stream further than the requests that one core may have open. */
-    firni_plain_planes ahead = planes;
-    if (tile_index < last_tile && batch->n_pairs <= ATTEND_AHEAD_PAIRS_MAX) {
-        ahead = firni_plain_planes_of(task->geometry, firn_block_data(block[1]), task->kv_head);
-    }
+    const bool fetch = tile_index < last_tile && batch->n_pairs <= ATTEND_AHEAD_PAIRS_MAX;
+    const uint8_t *ahead = fetch ? firn_block_data(block[1]) : data;
     attend_group group;
     for (group.first = 0; group.first < batch->n_pairs; group.first += group.n) {
         const uint32_t left = batch->n_pairs - group.first;
-        const uint32_t n_groups = (left + TILE_ROWS_MAX - 1) / TILE_ROWS_MAX;
+        const uint32_t n_groups = (left + storage->group_pairs_max - 1) / storage->group_pairs_max;
         group.n = left / n_groups;
         if (!attend_group_ranges(batch, &group, tile_index * ATTEND_TILE)) {
             continue;
         }
         float rescale[LANES];
-        attend_scores(batch, &group, planes.k, (uintptr_t)ahead.k);
+        storage->scores(batch, &group, data, ahead);
         if (attend_softmax(batch, &group, rescale)) {
             attend_rescale(batch, &group, rescale);
         }
-        attend_group_values(batch, &group, planes.v, (uintptr_t)ahead.v);
+        storage->values(batch, &group, rescale, data, ahead);
     }
 }
 
 static void attend_batch_finish(attend_batch *batch, uint32_t first_pair)
 {
     const firni_attend_task *task = batch->task;
+    if (batch->storage->finish != NULL) {
+        batch->storage->finish(batch);
+    }
     for (uint32_t i = 0; i < batch->n_pairs; i++) {
         float rescale = 1.0f;
         float sum = lanes_fold_sum(lanes_load(batch->sums[i]));
@@ -323,8 +360,8 @@ static void attend_batch_finish(attend_batch *batch, uint32_t first_pair)
         }
         const lanes inverse = lanes_set(rescale / sum);
         const float *values = batch->values + (size_t)i * batch->value_stride;
-        for (uint32_t j = 0; j < task->geometry->value_dim; j += LANES) {
-            const uint32_t left = task->geometry->value_dim - j;
+        for (uint32_t j = 0; j < batch->value_dim; j += LANES) {
+            const uint32_t left = batch->value_dim - j;
             const lanes value = lanes_mul(lanes_load(values + j), inverse);
             if (left >= LANES) {
                 lanes_store(batch->out[i] + j, value);
@@ -335,23 +372,41 @@ static void attend_batch_finish(attend_batch *batch, uint32_t first_pair)
     }
 }
 
+/* `batch` has its task, storage and dimensions; it has room for batch_pairs_max pairs and their values. */
+static void attend_walk(attend_batch *batch, uint32_t batch_pairs_max)
+{
+    const firni_attend_task *task = batch->task;
+    const uint32_t n_pairs = task->n_queries * task->group_size;
+    batch->value_stride = (batch->value_dim + LANES - 1) / LANES * LANES;
+    assert(batch_pairs_max >= 1 && batch_pairs_max <= ATTEND_PAIRS_MAX);
+    assert(batch_pairs_max * batch->value_stride <= ATTEND_VALUES_MAX);
+    for (uint32_t pair = 0; pair < n_pairs; pair += batch_pairs_max) {
+        attend_batch_start(batch, pair, n_pairs - pair < batch_pairs_max ? n_pairs - pair : batch_pairs_max);
+        const uint32_t first_tile = batch->visible[0].begin / ATTEND_TILE;
+        const uint32_t last_tile = (batch->visible[batch->n_pairs - 1].end - 1) / ATTEND_TILE;
+        for (uint32_t i = first_tile; i <= last_tile; i++) {
+            attend_batch_tile(batch, i, last_tile);
+        }
+        attend_batch_finish(batch, pair);
+    }
+}
+
+/* How many pairs of vectors of this dimension a batch has room for. */
+FIRNI_INLINE uint32_t attend_batch_pairs(uint32_t dim)
+{
+    const uint32_t fitting = ATTEND_VALUES_MAX / ((dim + LANES - 1) / LANES * LANES);
+    return fitting < ATTEND_PAIRS_MAX ? fitting : ATTEND_PAIRS_MAX;
+}
+
 static void lanes_attend_plain(const firni_attend_task *task)
 {
     firni_attend_task_check(task);
-    const uint32_t n_pairs = task->n_queries * task->group_size;
-    const uint32_t value_stride = (task->geometry->value_dim + LANES - 1) / LANES * LANES;
-    const uint32_t fitting = ATTEND_VALUES_MAX / value_stride;
-    const uint32_t batch_pairs = fitting < ATTEND_PAIRS_MAX ? fitting : ATTEND_PAIRS_MAX;
     attend_batch batch;
-    for (uint32_t pair = 0; pair < n_pairs; pair += batch_pairs) {
-        attend_batch_start(&batch, task, pair, n_pairs - pair < batch_pairs ? n_pairs - pair : batch_pairs);
-        const uint32_t first_tile = batch.visible[0].begin / ATTEND_TILE;
-        const uint32_t last_tile = (batch.visible[batch.n_pairs - 1].end - 1) / ATTEND_TILE;
-        for (uint32_t i = first_tile; i <= last_tile; i++) {
-            attend_batch_tile(&batch, i, last_tile);
-        }
-        attend_batch_finish(&batch, pair);
-    }
+    batch.task = task;
+    batch.storage = &plain_storage;
+    batch.head_dim = task->geometry->head_dim;
+    batch.value_dim = task->geometry->value_dim;
+    attend_walk(&batch, attend_batch_pairs(task->geometry->value_dim));
 }
 
 #endif

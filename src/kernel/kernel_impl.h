@@ -110,13 +110,31 @@ typedef struct firni_plain_geometry {
     uint32_t v_offset_bytes;
 } firni_plain_geometry;
 
+/* A quantised block: six planes, or five, whose bits and order quantised.h draws. */
+typedef struct firni_quant_geometry {
+    uint32_t n_kv_heads;
+    uint32_t head_dim;   /* multiples of group, which is 32 or 64 */
+    uint32_t value_dim;
+    uint32_t group;      /* elements of a token that share a scale */
+    uint32_t key_bits;   /* 8, 5, 4 or 2 */
+    uint32_t value_bits; /* 8 or 4; rotated: 8, 5, 4, 3 or 2 */
+    bool rotated;        /* values are rotated and coded for a normal distribution; groups of 32, no biases */
+    /* Offsets from the start of a block, set by firni_quant_place; keys' codes begin at 0. */
+    uint32_t k_scales;
+    uint32_t k_biases;
+    uint32_t v_codes;
+    uint32_t v_scales;
+    uint32_t v_biases; /* end of the planes when rotated */
+} firni_quant_geometry;
+
 /* n_queries consecutive queries of one row for one KV group: all group_size query heads that read kv_head.
  *   q:   query i, head g at q + i * q_stride + g * head_dim
  *   out: likewise with out_stride and value_dim
  * Query i has position first_position + i; blocks[b] covers tokens [64 * (first_block + b), ...). Queries see tokens
  * [max(0, position - window + 1), position]; window 0 means all. */
 typedef struct firni_attend_task {
-    const firni_plain_geometry *geometry;
+    const firni_plain_geometry *geometry; /* of attend_plain */
+    const firni_quant_geometry *quant;    /* of attend_quant */
     firn_block *const *blocks;
     uint32_t first_block;
     uint32_t kv_head;
@@ -151,6 +169,10 @@ struct firni_kernels {
     /* Converts and stores one token's keys and values of all heads into lane `lane` of a plain block.
      *   k: [n_kv_heads, head_dim], v: [n_kv_heads, value_dim], both f32 */
     void (*store_plain)(const firni_plain_geometry *geometry, uint8_t *block, uint32_t lane, const float *k,
+                        const float *v);
+    /* The same two for quantised blocks. */
+    void (*attend_quant)(const firni_attend_task *task);
+    void (*store_quant)(const firni_quant_geometry *geometry, uint8_t *block, uint32_t lane, const float *k,
                         const float *v);
 
     /* out[i] = x[i] / sqrt(mean(x^2) + eps) * weight[i]; in place allowed; weight NULL: ones */

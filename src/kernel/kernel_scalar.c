@@ -14,57 +14,13 @@
 #include "kernel/grouped_scalar.h"
 #include "kernel/numbers.h"
 #include "kernel/packed.h"
+#include "kernel/scalar_impl.h"
+#include "kernel/scalar_numbers.h"
 #include "kernel/variants_impl.h"
 
-enum { LANES = 16, TILE = FIRN_BLOCK_TOKENS };
+enum { LANES = FIRNI_SCALAR_LANES, TILE = FIRN_BLOCK_TOKENS };
 
-/* ---- exp, tanh, reductions ------------------------------------------------------------------------------------ */
-
-static float scalar_exp(float x)
-{
-    if (x < FIRNI_EXP_LOW) {
-        return 0.0f;
-    }
-    if (x > FIRNI_EXP_HIGH) {
-        return INFINITY;
-    }
-    const float shifted = fmaf(x, FIRNI_EXP_LOG2E, FIRNI_EXP_MAGIC); /* n, rounded once, in its low bits */
-    const float n = shifted - FIRNI_EXP_MAGIC;
-    const float r = fmaf(n, -FIRNI_EXP_LN2_LOW, fmaf(n, -FIRNI_EXP_LN2_HIGH, x));
-    float p = fmaf(FIRNI_EXP_C6, r, FIRNI_EXP_C5);
-    p = fmaf(p, r, FIRNI_EXP_C4);
-    p = fmaf(p, r, FIRNI_EXP_C3);
-    p = fmaf(p, r, FIRNI_EXP_C2);
-    p = fmaf(p, r, 1.0f);
-    p = fmaf(p, r, 1.0f);
-    const float power = firni_f32_from_bits((firni_f32_bits(shifted) << 23) + 0x3f800000u); /* 2^n */
-    return p * power;
-}
-
-static float scalar_tanh(float x)
-{
-    const float z = x * x;
-    if (z < FIRNI_TANH_SQUARE_MAX) {
-        float p = fmaf(FIRNI_TANH_C4, z, FIRNI_TANH_C3);
-        p = fmaf(p, z, FIRNI_TANH_C2);
-        p = fmaf(p, z, FIRNI_TANH_C1);
-        p = fmaf(p, z, FIRNI_TANH_C0);
-        return fmaf(x * z, p, x);
-    }
-    return 1.0f - 2.0f / (scalar_exp(x + x) + 1.0f);
-}
-
-static float larger(float a, float b) { return a > b ? a : b; } /* b when either is NaN */
-
-static float fold_sum(float lanes[LANES])
-{
-    for (unsigned half = LANES / 2; half > 0; half /= 2) {
-        for (unsigned i = 0; i < half; i++) {
-            lanes[i] += lanes[i + half];
-        }
-    }
-    return lanes[0];
-}
+/* ---- reductions ----------------------------------------------------------------------------------------------- */
 
 static float scalar_max(const float *x, uint32_t n)
 {
@@ -196,23 +152,6 @@ static void scalar_bf16_to_f32(float *out, const uint16_t *x, size_t n)
 
 /* ---- matrix product ------------------------------------------------------------------------------------------- */
 
-static float load_element(firn_dtype dtype, const uint8_t *plane, size_t index)
-{
-    float x;
-    uint16_t half;
-    switch (dtype) {
-    case FIRN_DTYPE_F16:
-        memcpy(&half, plane + index * 2, sizeof(half));
-        return firni_f16_to_f32(half);
-    case FIRN_DTYPE_BF16:
-        memcpy(&half, plane + index * 2, sizeof(half));
-        return firni_bf16_to_f32(half);
-    default:
-        memcpy(&x, plane + index * 4, sizeof(x));
-        return x;
-    }
-}
-
 static void scalar_prepare(firni_weight_type type, const float *x, size_t x_stride, uint32_t n_cols,
                            uint32_t token_begin, uint32_t token_end, uint32_t n_tokens, void *acts)
 {
@@ -255,95 +194,7 @@ static void scalar_matmul_panels(const firni_matrix *w, const void *acts, float 
     }
 }
 
-/* ---- attention ------------------------------------------------------------------------------------------------ */
-
-/* The state of one query head while it walks its tiles. */
-typedef struct walk {
-    float max;
-    float sums[LANES];
-    float values[FIRNI_HEAD_DIM_MAX];
-} walk;
-
-static float score_of(const firni_attend_task *task, const float *q, const uint8_t *k_plane, uint32_t lane)
-{
-    const firni_plain_geometry *geometry = task->geometry;
-    float score = 0.0f;
-    for (uint32_t d = 0; d < geometry->head_dim; d++) {
-        score = fmaf(q[d], load_element(geometry->dtype, k_plane, (size_t)d * TILE + lane), score);
-    }
-    score *= task->scale;
-    return task->softcap == 0.0f ? score : task->softcap * scalar_tanh(score * (1.0f / task->softcap));
-}
-
-/* Adds tokens [begin, end) of one tile. */
-static void walk_tile(walk *state, const firni_attend_task *task, const float *q, const uint8_t *block, uint32_t begin,
-                      uint32_t end)
-{
-    const firni_plain_geometry *geometry = task->geometry;
-    const firni_plain_planes planes = firni_plain_planes_of(geometry, block, task->kv_head);
-    float weights[TILE] = {0};
-    float max = state->max;
-    for (uint32_t t = begin; t < end; t++) {
-        weights[t] = score_of(task, q, planes.k, t);
-        max = larger(weights[t], max);
-    }
-    const float rescale = scalar_exp(state->max - max);
-    state->max = max;
-    for (uint32_t t = begin; t < end; t++) {
-        weights[t] = scalar_exp(weights[t] - max);
-    }
-    for (unsigned lane = 0; lane < LANES; lane++) {
-        float sum = fmaf(state->sums[lane], rescale, weights[lane]);
-        for (unsigned t = lane + LANES; t < TILE; t += LANES) {
-            sum += weights[t];
-        }
-        state->sums[lane] = sum;
-    }
-    for (uint32_t j = 0; j < geometry->value_dim; j++) {
-        float value = state->values[j] * rescale;
-        for (uint32_t t = begin; t < end; t++) {
-            const float v = load_element(geometry->dtype, planes.v, (size_t)t * geometry->value_dim + j);
-            value = fmaf(weights[t], v, value);
-        }
-        state->values[j] = value;
-    }
-}
-
-static void attend_query_head(const firni_attend_task *task, uint32_t query, uint32_t head)
-{
-    const firni_visible visible = firni_visible_tokens(task, query);
-    const float *q = task->q + query * task->q_stride + (size_t)head * task->geometry->head_dim;
-    float *out = task->out + query * task->out_stride + (size_t)head * task->geometry->value_dim;
-
-    walk state = {.max = FIRNI_SCORE_LOWEST};
-    for (uint32_t tile = visible.begin / TILE; tile <= (visible.end - 1) / TILE; tile++) {
-        const uint32_t first = tile * TILE;
-        const uint32_t begin = visible.begin > first ? visible.begin - first : 0;
-        const uint32_t end = visible.end - first < TILE ? visible.end - first : TILE;
-        walk_tile(&state, task, q, firn_block_data(task->blocks[tile - task->first_block]), begin, end);
-    }
-    float rescale = 1.0f;
-    float sum = fold_sum(state.sums);
-    if (task->sinks != NULL) {
-        const float max = larger(task->sinks[head], state.max);
-        rescale = scalar_exp(state.max - max);
-        sum = fmaf(sum, rescale, scalar_exp(task->sinks[head] - max));
-    }
-    const float inverse = rescale / sum;
-    for (uint32_t j = 0; j < task->geometry->value_dim; j++) {
-        out[j] = state.values[j] * inverse;
-    }
-}
-
-static void scalar_attend_plain(const firni_attend_task *task)
-{
-    firni_attend_task_check(task);
-    for (uint32_t query = 0; query < task->n_queries; query++) {
-        for (uint32_t head = 0; head < task->group_size; head++) {
-            attend_query_head(task, query, head);
-        }
-    }
-}
+/* ---- plain blocks --------------------------------------------------------------------------------------------- */
 
 static void store_element(firn_dtype dtype, uint8_t *plane, size_t index, float x)
 {
@@ -376,8 +227,10 @@ const firni_kernels firni_kernels_scalar = {
     .name = "scalar",
     .matmul_panels = scalar_matmul_panels,
     .prepare = scalar_prepare,
-    .attend_plain = scalar_attend_plain,
+    .attend_plain = firni_scalar_attend_plain,
     .store_plain = scalar_store_plain,
+    .attend_quant = firni_scalar_attend_quant,
+    .store_quant = firni_scalar_store_quant,
     .rms_norm = scalar_rms_norm,
     .add = scalar_add,
     .silu_mul = scalar_silu_mul,

@@ -166,11 +166,32 @@ FIRNI_INLINE lanes_weights lanes_collect(lanes_weights rest, lanes_weights w, un
     return (lanes_weights){collect_256(rest.low, w.low, n), collect_256(rest.high, w.high, n)};
 }
 
+FIRNI_INLINE __m256i above_256(__m256i low, __m256i high, unsigned shift)
+{
+    return _mm256_or_si256(low, _mm256_slli_epi16(high, (int)shift));
+}
+
+FIRNI_INLINE lanes_weights lanes_above(lanes_weights low, lanes_weights high, unsigned shift)
+{
+    return (lanes_weights){above_256(low.low, high.low, shift), above_256(low.high, high.high, shift)};
+}
+
 FIRNI_INLINE lanes_table lanes_load_table(const uint8_t *p) { return _mm256_broadcastsi128_si256(load_128(p)); }
 
 FIRNI_INLINE lanes_weights lanes_lookup(lanes_weights w, lanes_table table)
 {
     return (lanes_weights){_mm256_shuffle_epi8(table, w.low), _mm256_shuffle_epi8(table, w.high)};
+}
+
+/* Bit 4 of an index, moved to the sign of its byte, chooses. */
+FIRNI_INLINE __m256i lookup_32_256(__m256i w, __m256i low, __m256i high)
+{
+    return _mm256_blendv_epi8(_mm256_shuffle_epi8(low, w), _mm256_shuffle_epi8(high, w), _mm256_slli_epi16(w, 3));
+}
+
+FIRNI_INLINE lanes_weights lanes_lookup_32(lanes_weights w, lanes_table low, lanes_table high)
+{
+    return (lanes_weights){lookup_32_256(w.low, low, high), lookup_32_256(w.high, low, high)};
 }
 
 FIRNI_INLINE lanes_acts lanes_load_acts(const int16_t *p) { return _mm256_set1_epi32(load_pair(p)); }

@@ -107,8 +107,20 @@ FIRNI_INLINE lanes_weights lanes_collect(lanes_weights rest, lanes_weights w, un
     return _mm512_or_si512(shift_right_512(rest, n), _mm512_and_si512(w, mask));
 }
 
+FIRNI_INLINE lanes_weights lanes_above(lanes_weights low, lanes_weights high, unsigned shift)
+{
+    return _mm512_or_si512(low, _mm512_sllv_epi16(high, _mm512_set1_epi16((int16_t)shift)));
+}
+
 FIRNI_INLINE lanes_table lanes_load_table(const uint8_t *p) { return _mm512_broadcast_i32x4(load_128(p)); }
 FIRNI_INLINE lanes_weights lanes_lookup(lanes_weights w, lanes_table table) { return _mm512_shuffle_epi8(table, w); }
+
+/* The high bytes of words are 0: they must not find high[0]. */
+FIRNI_INLINE lanes_weights lanes_lookup_32(lanes_weights w, lanes_table low, lanes_table high)
+{
+    return _mm512_mask_blend_epi8(_mm512_test_epi8_mask(w, _mm512_set1_epi8(16)), _mm512_shuffle_epi8(low, w),
+                                  _mm512_shuffle_epi8(high, w));
+}
 
 FIRNI_INLINE lanes_int lanes_dot(lanes_int sum, lanes_weights w, lanes_acts x)
 {

@@ -27,7 +27,9 @@
  *   lanes_load_words(p)               32 u16: pairs of 16 rows
  *   lanes_field(w, shift, bits)       the `bits` bits of each u16 from bit `shift` on
  *   lanes_collect(rest, w, n)         each u16 of rest down by n bits, the upper n bits of w on top
+ *   lanes_above(low, high, shift)     low | high << shift of each u16
  *   lanes_load_table(p), lanes_lookup(w, table)   table[u16] of each u16 < 16; table[0] is 0
+ *   lanes_lookup_32(w, low, high)     the same of u16 < 32, the upper half in `high`
  *   lanes_load_acts(p)                two i16
  *   lanes_dot(sum, w, x)              sum + w[0] * x[0] + w[1] * x[1] in i32, exact
  *   lanes_magnitude_bits(a, b)        the largest bit pattern of |a| and |b|, as unsigned integers

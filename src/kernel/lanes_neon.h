@@ -241,6 +241,17 @@ FIRNI_INLINE lanes_weights lanes_collect(lanes_weights rest, lanes_weights w, un
                            collect_8(rest.odd_low, w.odd_low, n), collect_8(rest.odd_high, w.odd_high, n)};
 }
 
+FIRNI_INLINE int16x8_t above_8(int16x8_t low, int16x8_t high, unsigned shift)
+{
+    return vorrq_s16(low, vshlq_s16(high, vdupq_n_s16((int16_t)shift)));
+}
+
+FIRNI_INLINE lanes_weights lanes_above(lanes_weights low, lanes_weights high, unsigned shift)
+{
+    return (lanes_weights){above_8(low.even_low, high.even_low, shift), above_8(low.even_high, high.even_high, shift),
+                           above_8(low.odd_low, high.odd_low, shift), above_8(low.odd_high, high.odd_high, shift)};
+}
+
 FIRNI_INLINE lanes_table lanes_load_table(const uint8_t *p) { return vld1q_u8(p); }
 
 FIRNI_INLINE int16x8_t lookup_8(int16x8_t w, uint8x16_t table)
@@ -252,6 +263,19 @@ FIRNI_INLINE lanes_weights lanes_lookup(lanes_weights w, lanes_table table)
 {
     return (lanes_weights){lookup_8(w.even_low, table), lookup_8(w.even_high, table), lookup_8(w.odd_low, table),
                            lookup_8(w.odd_high, table)};
+}
+
+/* Indices outside a table of 16 give 0. */
+FIRNI_INLINE int16x8_t lookup_32_8(int16x8_t w, uint8x16_t low, uint8x16_t high)
+{
+    const uint8x16_t upper = vsubq_u8(vreinterpretq_u8_s16(w), vdupq_n_u8(16));
+    return vorrq_s16(lookup_8(w, low), vreinterpretq_s16_u8(vqtbl1q_u8(high, upper)));
+}
+
+FIRNI_INLINE lanes_weights lanes_lookup_32(lanes_weights w, lanes_table low, lanes_table high)
+{
+    return (lanes_weights){lookup_32_8(w.even_low, low, high), lookup_32_8(w.even_high, low, high),
+                           lookup_32_8(w.odd_low, low, high), lookup_32_8(w.odd_high, low, high)};
 }
 
 FIRNI_INLINE lanes_acts lanes_load_acts(const int16_t *p)

@@ -7,14 +7,17 @@
 
 #include "kernel/attend_impl.h"
 #include "kernel/matmul_impl.h"
+#include "kernel/quant_impl.h"
+#include "kernel/quant_store_impl.h"
 #include "kernel/recur_impl.h"
 #include "kernel/vector_impl.h"
 
 #define LANES_TABLE                                                                                                   \
     {                                                                                                                 \
         .name = LANES_NAME, .matmul_panels = lanes_matmul_panels, .prepare = lanes_prepare,                           \
-        .attend_plain = lanes_attend_plain, .store_plain = lanes_store_plain, .rms_norm = lanes_rms_norm,             \
-        .add = lanes_add_to, .silu_mul = lanes_silu_mul, .gelu_mul = lanes_gelu_mul,                                  \
+        .attend_plain = lanes_attend_plain, .store_plain = lanes_store_plain, .attend_quant = lanes_attend_quant,     \
+        .store_quant = lanes_store_quant, .rms_norm = lanes_rms_norm, .add = lanes_add_to,                            \
+        .silu_mul = lanes_silu_mul, .gelu_mul = lanes_gelu_mul,                                                       \
         .sigmoid_mul = lanes_sigmoid_mul, .softcap = lanes_softcap, .rope = lanes_rope, .exp_sum = lanes_exp_sum,     \
         .conv_silu = lanes_conv_silu, .l2_norm = lanes_l2_norm, .recur = lanes_recur,                                 \
         .max = lanes_max, .f32_to_f16 = lanes_f32_to_f16, .f16_to_f32 = lanes_f16_to_f32,                             \

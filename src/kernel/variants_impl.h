@@ -55,6 +55,7 @@ FIRNI_INLINE firni_visible firni_visible_tokens(const firni_attend_task *task, u
 /* The preconditions of attend_plain. */
 FIRNI_INLINE void firni_attend_task_check(const firni_attend_task *task)
 {
+    assert(task->geometry != NULL && task->quant == NULL);
     assert(task->geometry->head_dim >= 1 && task->geometry->head_dim <= FIRNI_HEAD_DIM_MAX);
     assert(task->geometry->value_dim >= 1 && task->geometry->value_dim <= FIRNI_HEAD_DIM_MAX);
     assert(task->kv_head < task->geometry->n_kv_heads);
