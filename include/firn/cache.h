@@ -37,7 +37,7 @@ typedef struct firn_cache firn_cache;
  * does not use must be zero. */
 typedef struct firn_cache_options {
     const char *layout;      /* family, e.g. "kv:plain"; required */
-    firn_dtype dtype;        /* element type of plain planes; default FIRN_DTYPE_F16 */
+    firn_dtype dtype;        /* element type of plain planes; default FIRN_DTYPE_F16; none for quantised layouts */
     uint32_t n_kv_heads;     /* required by attention layouts, 1..1024 */
     uint32_t head_dim;       /* elements of one key; required by attention layouts, 1..1024 */
     uint32_t value_dim;      /* elements of one value; default head_dim */
@@ -47,6 +47,11 @@ typedef struct firn_cache_options {
     bool keys_cycle;         /* recurrent layouts: state head h reads key head h % n_kv_heads; else heads in a row share
                                 one: h / (n_state_heads / n_kv_heads) */
     uint32_t window;         /* required by window layouts: tokens that a query sees, itself included */
+    uint32_t key_bits;       /* quantised layouts: bits of a code of keys; kv:quant 8 (default) or 4, kv:turboquant 8
+                              * (default), 5, 4 or 2 */
+    uint32_t value_bits;     /* the same of values; kv:quant key_bits, kv:turboquant 3 (default), 8, 5, 4 or 2 */
+    uint32_t group;          /* elements of a head that share a scale: kv:quant 64 or 32 (default: 64 where it divides
+                              * the heads), kv:turboquant 32 */
     uint32_t max_tokens;     /* hard context bound of a row; 0 means none */
     const char *kernel;      /* "scalar", "avx2", "avx512", "neon"; NULL: FIRN_KERNEL or the best of this processor */
 } firn_cache_options;
@@ -243,9 +248,9 @@ firn_status firn_cache_spec_rollback(firn_cache *cache, const uint32_t *keep, fi
 
 /* state(): the state as dense arrays, in the layout's order (plain: K then V, each [B, n_kv_heads, S, dim] in the
  * storage dtype, S = offset, rows right-justified, padding zero; with a window each row shows its last tokens, at most
- * as many as the window has, and S is the largest number of them; recurrent: the convolution's last inputs
- * [B, conv_width - 1, channels], then the matrices [B, n_state_heads, head_dim, value_dim]). Sets *n_tensors; `tensors`
- * has room for FIRN_CACHE_STATE_TENSORS_MAX. stateNeedsDispose is tensors[i].owned: owned tensors are released with
+ * as many as the window has, and S is the largest number of them; quantised
+ * layouts: docs/layouts/quantised.md; recurrent: the convolution's last inputs [B, conv_width - 1, channels], then the
+ * matrices [B, n_state_heads, head_dim, value_dim]). Sets *n_tensors; `tensors` has room for FIRN_CACHE_STATE_TENSORS_MAX. stateNeedsDispose is tensors[i].owned: owned tensors are released with
  * firn_tensor_deinit(), borrowed ones stay valid until the next call that changes the cache. Errors: NO_MEMORY. */
 #define FIRN_CACHE_STATE_TENSORS_MAX 8
 firn_status firn_cache_state(const firn_cache *cache, firn_tensor *tensors, uint32_t *n_tensors, firn_error *err);

@@ -52,8 +52,7 @@ static void copy_head(uint8_t *dst, const uint8_t *plane, uint32_t first_lane, u
     }
 }
 
-/* How many of n_tokens the view shows: with a window, its last ones. */
-static uint32_t shown_tokens(const firn_cache *cache, uint32_t n_tokens)
+uint32_t firni_dense_tokens(const firn_cache *cache, uint32_t n_tokens)
 {
     const uint32_t window = cache->options.window;
     return window > 0 && window < n_tokens ? window : n_tokens;
@@ -88,7 +87,7 @@ static bool can_borrow(const firn_cache *cache, const dense_shape *shape)
 {
     const uint32_t offset = firn_cache_offset(cache);
     return shape->is_token_major && firn_cache_batch_size(cache) == 1 && offset > 0 && offset <= FIRN_BLOCK_TOKENS &&
-           shown_tokens(cache, offset) == offset && (shape->n_heads == 1 || offset == FIRN_BLOCK_TOKENS);
+           firni_dense_tokens(cache, offset) == offset && (shape->n_heads == 1 || offset == FIRN_BLOCK_TOKENS);
 }
 
 firn_status firni_dense_plane(const firn_cache *cache, const firn_plane *plane, uint32_t token_axis,
@@ -104,7 +103,7 @@ firn_status firni_dense_plane(const firn_cache *cache, const firn_plane *plane, 
         .offset_bytes = plane->offset_bytes,
     };
     const uint32_t n_rows = firn_cache_batch_size(cache);
-    const uint32_t width = shown_tokens(cache, firn_cache_offset(cache));
+    const uint32_t width = firni_dense_tokens(cache, firn_cache_offset(cache));
     const uint64_t extents[4] = { n_rows, shape.n_heads, width, shape.inner };
 
     if (can_borrow(cache, &shape)) {
@@ -127,7 +126,7 @@ firn_status firni_dense_plane(const firn_cache *cache, const firn_plane *plane, 
     const size_t row_bytes = (size_t)tensor->n_bytes / n_rows;
     for (uint32_t r = 0; r < n_rows; r++) {
         const firn_row_view view = firn_cache_view_row(cache, r);
-        copy_row((uint8_t *)tensor->data + r * row_bytes, &view, shown_tokens(cache, view.n_tokens), width, &shape);
+        copy_row((uint8_t *)tensor->data + r * row_bytes, &view, firni_dense_tokens(cache, view.n_tokens), width, &shape);
     }
     return FIRN_OK;
 }

@@ -29,6 +29,9 @@
 /* The context bound of a layout without one: positions are handed out as int32. */
 #define FIRNI_ROW_TOKENS_MAX ((uint32_t)INT32_MAX)
 
+/* Key/value heads of one layer at most: keeps every size of a block in 32 bits. */
+#define FIRNI_KV_HEADS_MAX 1024u
+
 typedef struct firni_layout {
     const char *family;    /* what firn_cache_options.layout names; the beginning of every signature of the layout */
     size_t instance_bytes; /* of the layout's own struct, which begins with firn_cache */
@@ -242,8 +245,23 @@ typedef struct firni_span {
 uint32_t firni_span_count(const firni_rows *rows, const uint32_t *counts, uint32_t step);
 firni_span firni_span_at(const firni_rows *rows, const uint32_t *counts, uint32_t step, uint32_t index);
 
+/* ---- tasks.c: append and attend of families whose tokens are keys and values of heads in blocks ---- */
+
+/* Stores one token of all heads into a lane of a private block. */
+typedef void firni_store_token(const firn_cache *cache, uint8_t *block, uint32_t lane, const float *k, const float *v);
+/* Completes the task with the geometry, and runs the kernel. */
+typedef void firni_attend_span(const firn_cache *cache, firni_attend_task *task);
+
+/* Advances the rows, and stores. */
+void firni_append_tokens(firn_cache *cache, const firn_append_input *input, const uint32_t *counts,
+                         firn_workers *workers, firni_store_token *store);
+void firni_attend_heads(const firn_cache *cache, const firn_attend_input *input, const uint32_t *counts,
+                        firn_workers *workers, firni_attend_span *attend);
+
 /* ---- dense.c: blocks to rectangles ---- */
 
+/* How many of a row's n_tokens the dense view shows: with a window, its last ones. */
+uint32_t firni_dense_tokens(const firn_cache *cache, uint32_t n_tokens);
 /* One plane of all rows as [batch, shape[0], S, inner], right-justified, padding zero; S as firn_cache_state() says. token_axis (1 or 2) is the
  * axis of plane->shape that runs over the block's tokens; inner is the other one. The data is borrowed from the block
  * where one row's plane already lies like this, and owned otherwise. Errors: NO_MEMORY; the tensor is zeroed then. */
@@ -254,6 +272,7 @@ firn_status firni_dense_plane(const firn_cache *cache, const firn_plane *plane, 
 
 extern const firni_layout firni_layout_plain, firni_layout_window;
 extern const firni_layout firni_layout_gated_delta, firni_layout_mamba2;
+extern const firni_layout firni_layout_quant, firni_layout_window_quant, firni_layout_turboquant;
 
 /* Of plain.c, which window.c shares: the same blocks, of which a row keeps fewer. */
 typedef struct firni_plain_cache {
@@ -272,5 +291,30 @@ void firni_plain_append(firn_cache *cache, const firn_append_input *input, const
 void firni_plain_attend(const firn_cache *cache, const firn_attend_input *input, const uint32_t *counts,
                         firn_workers *workers);
 firn_status firni_plain_state(const firn_cache *cache, firn_tensor *tensors, uint32_t *n_tensors, firn_error *err);
+
+/* Of quant.c, which window_quant.c and turboquant.c share. */
+typedef struct firni_quant_cache {
+    firni_block_cache rows;
+    firni_quant_geometry geometry;
+} firni_quant_cache;
+
+static_assert(offsetof(firni_quant_cache, rows) == 0, "a quantised cache is a block cache");
+
+/* Completes the options of an affine family (bits, group, head sizes), its geometry and its signature. */
+firn_status firni_quant_init_affine(firn_cache *cache, firn_error *err);
+/* The checks that all quantised families share: heads, dtype, no window unless the family has one. */
+firn_status firni_quant_check_options(const firn_cache *cache, bool has_window, firn_error *err);
+/* The geometry of options that are complete. */
+void firni_quant_set_geometry(firn_cache *cache, bool rotated);
+/* signature + heads, dimensions and, when there is one, window. */
+void firni_quant_describe(firn_cache *cache);
+uint64_t firni_quant_bytes_per_token(const firn_cache *cache);
+uint32_t firni_quant_planes(const firn_cache *cache, firn_plane planes[FIRN_CACHE_PLANES_MAX]);
+void firni_quant_append(firn_cache *cache, const firn_append_input *input, const uint32_t *counts,
+                        firn_workers *workers);
+void firni_quant_attend(const firn_cache *cache, const firn_attend_input *input, const uint32_t *counts,
+                        firn_workers *workers);
+/* quant_dense.c: the dense view in the form that the public header describes. */
+firn_status firni_quant_state(const firn_cache *cache, firn_tensor *tensors, uint32_t *n_tensors, firn_error *err);
 
 #endif

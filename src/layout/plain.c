@@ -7,8 +7,8 @@
  * Keys lie dimension-major: the 64 tokens of one dimension are neighbours, so scores are computed with tokens in the
  * lanes of a register and without a sum across it. Values lie token-major, since each is scaled as a whole.
  *
- * Owns geometry, the cutting into tasks and the order of storing, for window.c as well. The arithmetic is the kernel's,
- * rows are rows.c.
+ * Owns geometry and the order of storing, for window.c as well. The arithmetic is the kernel's, rows are rows.c, the
+ * cutting into tasks is tasks.c.
  */
 #include <stdio.h>
 
@@ -16,16 +16,6 @@
 #include "layout/layout_impl.h"
 
 #define PLANE_ALIGN 64u
-
-#define HEADS_MAX 1024u
-#define DIM_MAX   FIRNI_HEAD_DIM_MAX
-
-/* Queries of one attention task. A task reads the row's blocks of one KV head once for all its queries, so more of them
- * save reading; fewer spread a prefill better over the workers. */
-#define TASK_QUERIES 16u
-
-/* Below this many tokens an append is done before another thread would have woken up. */
-#define TOKENS_FOR_WORKERS 16u
 
 static const firni_plain_geometry *geometry_of(const firn_cache *cache)
 {
@@ -43,13 +33,17 @@ static firn_status complete_options(const char *family, firn_cache_options *opti
         return firni_fail(err, FIRN_ERR_INVALID, "%s stores f32, f16 or bf16, not dtype %d (%s)", family,
                           (int)options->dtype, firn_dtype_name(options->dtype));
     }
-    if (options->n_kv_heads < 1 || options->n_kv_heads > HEADS_MAX) {
-        return firni_fail(err, FIRN_ERR_INVALID, "%s takes 1 to %u key/value heads, not %u", family, HEADS_MAX,
+    if (options->key_bits != 0 || options->value_bits != 0 || options->group != 0) {
+        return firni_fail(err, FIRN_ERR_INVALID, "%s does not quantise: bits of %u and %u and groups of %u do not fit",
+                          family, options->key_bits, options->value_bits, options->group);
+    }
+    if (options->n_kv_heads < 1 || options->n_kv_heads > FIRNI_KV_HEADS_MAX) {
+        return firni_fail(err, FIRN_ERR_INVALID, "%s takes 1 to %u key/value heads, not %u", family, FIRNI_KV_HEADS_MAX,
                           options->n_kv_heads);
     }
-    if (options->head_dim < 1 || options->head_dim > DIM_MAX || options->value_dim > DIM_MAX) {
+    if (options->head_dim < 1 || options->head_dim > FIRNI_HEAD_DIM_MAX || options->value_dim > FIRNI_HEAD_DIM_MAX) {
         return firni_fail(err, FIRN_ERR_INVALID, "%s takes heads of 1 to %u elements, not %u and %u", family,
-                          DIM_MAX, options->head_dim, options->value_dim);
+                          FIRNI_HEAD_DIM_MAX, options->head_dim, options->value_dim);
     }
     return FIRN_OK;
 }
@@ -125,94 +119,29 @@ uint32_t firni_plain_planes(const firn_cache *cache, firn_plane planes[FIRN_CACH
     return 2;
 }
 
-/* ---- append ------------------------------------------------------------------------------------------------------ */
+/* ---- append and attend ------------------------------------------------------------------------------------------- */
 
-typedef struct append_job {
-    const firn_cache *cache;
-    const firn_append_input *input;
-    const uint32_t *counts;
-} append_job;
-
-/* The new tokens of one block: no two tasks write to the same block. */
-static void append_task(void *ctx, uint32_t index, uint32_t thread)
+static void store_token(const firn_cache *cache, uint8_t *block, uint32_t lane, const float *k, const float *v)
 {
-    (void)thread;
-    const append_job *job = ctx;
-    const firni_rows *rows = firni_rows_of(job->cache);
-    const firni_span span = firni_span_at(rows, job->counts, FIRN_BLOCK_TOKENS, index);
-    const firn_block *block = firni_row_block(&rows->row[span.row], span.position);
-    assert(firn_block_refs(block) == 1);
-    const float *k = job->input->k + span.packed * job->input->k_stride;
-    const float *v = job->input->v + span.packed * job->input->v_stride;
-    for (uint32_t i = 0; i < span.n_tokens; i++) {
-        job->cache->kernels->store_plain(geometry_of(job->cache), firn_block_data(block),
-                                         (span.position + i) % FIRN_BLOCK_TOKENS, k, v);
-        k += job->input->k_stride;
-        v += job->input->v_stride;
-    }
+    cache->kernels->store_plain(geometry_of(cache), block, lane, k, v);
 }
 
 void firni_plain_append(firn_cache *cache, const firn_append_input *input, const uint32_t *counts,
                         firn_workers *workers)
 {
-    /* First, because spans are the last counts[r] tokens of a row, here as in attend. */
-    firni_rows_advance(cache, counts);
-    append_job job = { .cache = cache, .input = input, .counts = counts };
-    uint64_t n_tokens = 0;
-    for (uint32_t r = 0; r < firni_rows_of(cache)->n_rows; r++) {
-        n_tokens += counts[r];
-    }
-    const uint32_t n_spans = firni_span_count(firni_rows_of(cache), counts, FIRN_BLOCK_TOKENS);
-    firn_workers_run(n_tokens < TOKENS_FOR_WORKERS ? NULL : workers, n_spans, append_task, &job);
+    firni_append_tokens(cache, input, counts, workers, store_token);
 }
 
-/* ---- attend ------------------------------------------------------------------------------------------------------ */
-
-typedef struct attend_job {
-    const firn_cache *cache;
-    const firn_attend_input *input;
-    const uint32_t *counts;
-} attend_job;
-
-/* Some queries of one row for one KV head. A row's tokens are never divided: the sum over them is one chain. */
-static void attend_task(void *ctx, uint32_t index, uint32_t thread)
+static void attend_span(const firn_cache *cache, firni_attend_task *task)
 {
-    (void)thread;
-    const attend_job *job = ctx;
-    const firn_attend_input *input = job->input;
-    const firni_plain_geometry *geometry = geometry_of(job->cache);
-    const firni_rows *rows = firni_rows_of(job->cache);
-    const uint32_t kv_head = index % geometry->n_kv_heads;
-    const firni_span span = firni_span_at(rows, job->counts, TASK_QUERIES, index / geometry->n_kv_heads);
-    const uint32_t group_size = input->n_heads / geometry->n_kv_heads;
-    const size_t first_head = (size_t)kv_head * group_size;
-    const firni_attend_task task = {
-        .geometry = geometry,
-        .blocks = rows->row[span.row].blocks,
-        .first_block = rows->row[span.row].first_block,
-        .kv_head = kv_head,
-        .group_size = group_size,
-        .n_queries = span.n_tokens,
-        .first_position = span.position,
-        .window = job->cache->options.window,
-        .q = input->q + span.packed * input->q_stride + first_head * geometry->head_dim,
-        .out = input->out + span.packed * input->out_stride + first_head * geometry->value_dim,
-        .q_stride = input->q_stride,
-        .out_stride = input->out_stride,
-        .scale = input->scale,
-        .softcap = input->softcap,
-        .sinks = input->sinks != NULL ? input->sinks + first_head : NULL,
-    };
-    job->cache->kernels->attend_plain(&task);
+    task->geometry = geometry_of(cache);
+    cache->kernels->attend_plain(task);
 }
 
-/* Decode of B rows is B * n_kv_heads tasks; that a single row has no more than n_kv_heads is the price of exactness. */
 void firni_plain_attend(const firn_cache *cache, const firn_attend_input *input, const uint32_t *counts,
                         firn_workers *workers)
 {
-    attend_job job = { .cache = cache, .input = input, .counts = counts };
-    const uint32_t n_spans = firni_span_count(firni_rows_of(cache), counts, TASK_QUERIES);
-    firn_workers_run(workers, n_spans * geometry_of(cache)->n_kv_heads, attend_task, &job);
+    firni_attend_heads(cache, input, counts, workers, attend_span);
 }
 
 /* ---- dense view -------------------------------------------------------------------------------------------------- */

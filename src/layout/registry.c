@@ -12,6 +12,9 @@ static const firni_layout *const layouts[] = {
     &firni_layout_window,
     &firni_layout_gated_delta,
     &firni_layout_mamba2,
+    &firni_layout_quant,
+    &firni_layout_window_quant,
+    &firni_layout_turboquant,
 };
 
 uint32_t firni_layout_count(void)

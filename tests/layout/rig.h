@@ -30,7 +30,7 @@ typedef struct rig_geometry {
     uint32_t value_dim;
 } rig_geometry;
 
-static const rig_geometry rig_geometries[] = { { 2, 16, 16 }, { 1, 1, 1 }, { 3, 20, 12 }, { 1, 64, 64 } };
+static const rig_geometry rig_geometries[] = { { 2, 16, 16 }, { 1, 1, 1 }, { 3, 20, 12 }, { 1, 64, 64 }, { 2, 32, 96 } };
 static const firn_dtype rig_dtypes[] = { FIRN_DTYPE_F16, FIRN_DTYPE_F32, FIRN_DTYPE_BF16 };
 
 #define RIG_N_GEOMETRIES (sizeof rig_geometries / sizeof rig_geometries[0])
@@ -42,6 +42,11 @@ static const firn_cache_options rig_families[] = {
     { .layout = "kv:window", .window = 20 },           /* less than a block */
     { .layout = "kv:window", .window = RIG_T + 37 },   /* not a multiple of one */
     { .layout = "kv:window", .window = 3 * RIG_T },    /* as long as most rows of these tests */
+    { .layout = "kv:quant", .key_bits = 8 },
+    { .layout = "kv:quant", .key_bits = 4, .group = 32 },
+    { .layout = "kv:window-quant", .key_bits = 4, .window = RIG_T + 37 },
+    { .layout = "kv:turboquant", .key_bits = 8, .value_bits = 3 },
+    { .layout = "kv:turboquant", .key_bits = 5, .value_bits = 8 },
 };
 
 #define RIG_N_FAMILIES (sizeof rig_families / sizeof rig_families[0])
@@ -59,7 +64,8 @@ static const struct {
 static inline firn_cache_options rig_options(size_t family, firn_dtype dtype, rig_geometry geometry)
 {
     firn_cache_options options = rig_families[family];
-    options.dtype = dtype;
+    /* Quantised families have bits instead, and are tried once, beside f16. */
+    options.dtype = options.key_bits == 0 || dtype != rig_dtypes[0] ? dtype : FIRN_DTYPE_NONE;
     options.n_kv_heads = geometry.n_kv_heads;
     options.head_dim = geometry.head_dim;
     options.value_dim = geometry.value_dim;
