@@ -17,9 +17,25 @@ extern "C" {
 
 typedef struct firn_model firn_model;
 
+/* How attention layers keep keys and values. Recurrent layers are not asked. */
+typedef enum firn_kv_kind {
+    FIRN_KV_PLAIN = 0,  /* elements of kv_dtype: kv:plain, kv:window */
+    FIRN_KV_AFFINE = 1, /* kv:quant, kv:window-quant */
+    FIRN_KV_TURBO = 2   /* kv:turboquant; a model with window layers is refused */
+} firn_kv_kind;
+
+/* Zero in a member: the layout's default. Members of other kinds are zero. */
+typedef struct firn_kv_scheme {
+    firn_kv_kind kind;
+    uint32_t key_bits;   /* AFFINE: 8 (default) or 4; TURBO: 8 (default), 5, 4, 2 */
+    uint32_t value_bits; /* TURBO: 3 (default), 8, 5, 4, 2 */
+    uint32_t group;      /* AFFINE: 64 or 32; default 64 where it divides a layer's heads, else 32 */
+} firn_kv_scheme;
+
 typedef struct firn_model_options {
     const char *path;            /* GGUF file; required */
-    firn_dtype kv_dtype;         /* state of attention layers; default FIRN_DTYPE_F16 */
+    firn_kv_scheme kv_scheme;    /* state of attention layers; default FIRN_KV_PLAIN */
+    firn_dtype kv_dtype;         /* of FIRN_KV_PLAIN; default FIRN_DTYPE_F16 */
     firn_workers *workers;       /* borrowed; NULL: single-threaded */
     const char *kernel;          /* NULL: FIRN_KERNEL or the best of this processor */
     uint32_t max_batch_tokens;   /* most tokens of one forward; sizes the scratch; 0: 512 */
@@ -29,7 +45,8 @@ typedef struct firn_model_options {
 } firn_model_options;
 
 /* Opens and checks the file, repacks the weights. Errors: IO, FORMAT (truncated, hostile, contradictory; the message
- * names the key or tensor), UNSUPPORTED (architecture or weight type; the message lists those supported), NO_MEMORY. */
+ * names the key or tensor), UNSUPPORTED (architecture or weight type; the message lists those supported), INVALID (options
+ * out of range or in contradiction; layers that cannot keep state as kv_scheme says, which the message names), NO_MEMORY. */
 firn_status firn_model_open(const firn_model_options *options, const firn_env *env, firn_model **out, firn_error *err);
 void firn_model_close(firn_model *model); /* accepts NULL */
 
@@ -38,6 +55,7 @@ typedef struct firn_model_info {
     const char *architecture;    /* "llama", "qwen2", "qwen3" */
     const char *kernel;          /* chosen kernel variant */
     const char *weight_type;     /* type of most weights, e.g. "q8_0" */
+    const char *kv;              /* state of attention layers: "f16", "q8", "turbo:k8v3" */
     uint32_t n_vocab, n_layers, n_embd, n_heads, n_kv_heads, head_dim, n_ctx_train;
     uint64_t n_params;
     uint64_t weight_bytes;       /* as packed in memory */

@@ -218,7 +218,7 @@ int firni_bench_print_json(const firni_bench *bench)
         "{s:{s:s, s:s, s:s, s:I, s:I, s:s}, s:I, s:s, s:I, s:I, s:I, s:o, s:o, s:o}", "model", "name", info->name,
         "architecture", info->architecture, "weight_type", info->weight_type, "parameters",
         (json_int_t)info->n_params, "packed_bytes", (json_int_t)info->weight_bytes, "kv_dtype",
-        firn_dtype_name(firn_model_schema(bench->stack->model)->layers[0].dtype), "threads",
+        info->kv, "threads",
         (json_int_t)firn_workers_count(bench->stack->workers), "kernel", info->kernel, "prompt_tokens",
         (json_int_t)o->n_prompt, "depth_tokens", (json_int_t)o->n_depth, "chunk_tokens", (json_int_t)o->n_chunk,
         "stream_bytes_per_second", sample_json(&bench->stream_rate), "prefill_tokens_per_second",

@@ -29,7 +29,7 @@ typedef enum firni_flag_kind {
 } firni_flag_kind;
 
 /* min and max bound numbers (inclusive); both 0 means no bound. choices, when not NULL, is a "|"-separated list that a
- * string must be one of. The target holds the default before parsing; help text shows it. */
+ * string must be one of; where `accepts` is set it decides instead, and choices only say what it takes. The target holds the default before parsing; help text shows it. */
 typedef struct firni_flag {
     const char *name;        /* "ctx" for --ctx */
     char letter;             /* 'm' for -m, or 0 */
@@ -39,6 +39,7 @@ typedef struct firni_flag {
     const char *help;        /* one line, no full stop needed */
     double min, max;
     const char *choices;
+    bool (*accepts)(const char *text);
 } firni_flag;
 
 typedef struct firni_command {

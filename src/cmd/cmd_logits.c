@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "cmd/cmd.h"
+#include "cmd/kv_flag.h"
 #include "cmd/single_row.h"
 
 #define CHUNK_MAX 4096u
@@ -19,6 +20,7 @@ typedef struct logits_flags {
     const char *tokens;
     const char *out;
     const char *kv;
+    const char *kv_group;
     const char *kernel;
     uint32_t chunk;
     uint32_t n_threads;
@@ -85,14 +87,16 @@ static int open_model(logits_run *run, const logits_flags *flags)
 {
     firn_error err;
     char label[] = "loading";
-    const firn_model_options options = {
+    firn_model_options options = {
         .path = flags->model,
-        .kv_dtype = firn_dtype_parse(flags->kv),
         .kernel = flags->kernel,
         .max_batch_tokens = flags->chunk,
         .progress = firni_cmd_progress,
         .progress_ctx = label,
     };
+    if (firni_kv_set(flags->kv, flags->kv_group, &options, &err) != FIRN_OK) {
+        return firni_cmd_usage(run->command, "%s", err.message);
+    }
     if (firni_single_row_open(&run->row, &options, flags->n_threads, run->env, &err) != FIRN_OK) {
         return firni_cmd_fail(run->command, "%s", err.message);
     }
@@ -213,8 +217,7 @@ static int run_logits(const firni_command *self, int argc, char **argv)
           .help = "tokens per forward; changes no bits", .min = 1, .max = CHUNK_MAX },
         { .name = "threads", .kind = FIRNI_FLAG_U32, .target = &f.n_threads, .value_name = "N",
           .help = "threads, 0 for all processors; changes no bits", .min = 0, .max = 64 },
-        { .name = "kv", .kind = FIRNI_FLAG_STRING, .target = &f.kv, .value_name = "TYPE",
-          .help = "element type of the attention state", .choices = "f32|f16|bf16" },
+        FIRNI_KV_FLAGS(f.kv, f.kv_group),
         { .name = "kernel", .kind = FIRNI_FLAG_STRING, .target = &f.kernel, .value_name = "NAME",
           .help = "kernel variant (scalar, avx2, ...); the best of this processor when absent" },
     };

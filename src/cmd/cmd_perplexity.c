@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "cmd/cmd.h"
+#include "cmd/kv_flag.h"
 #include "cmd/single_row.h"
 
 #define CHUNK_TOKENS 64u /* of one forward: its logits stay small for any vocabulary */
@@ -19,6 +20,7 @@
 typedef struct perplexity_flags {
     const char *model;
     const char *kv;
+    const char *kv_group;
     const char *kernel;
     uint32_t window;
     uint32_t n_tokens_max;
@@ -54,15 +56,17 @@ static int open_all(perplexity_run *run, const perplexity_flags *flags, const ch
 {
     firn_error err;
     char label[] = "loading";
-    const firn_model_options options = {
+    firn_model_options options = {
         .path = flags->model,
-        .kv_dtype = firn_dtype_parse(flags->kv),
         .kernel = flags->kernel,
         .max_batch_tokens = CHUNK_TOKENS,
         .progress = firni_cmd_progress,
         .progress_ctx = label,
     };
     const firn_env *env = firni_cmd_env(FIRN_LOG_WARN);
+    if (firni_kv_set(flags->kv, flags->kv_group, &options, &err) != FIRN_OK) {
+        return firni_cmd_usage(run->command, "%s", err.message);
+    }
     if (firni_single_row_open(&run->row, &options, flags->n_threads, env, &err) != FIRN_OK) {
         return firni_cmd_fail(run->command, "%s", err.message);
     }
@@ -171,8 +175,7 @@ static int run_perplexity(const firni_command *self, int argc, char **argv)
           .help = "score no more than the first N tokens of the text", .min = 1, .max = UINT32_MAX },
         { .name = "threads", .kind = FIRNI_FLAG_U32, .target = &f.n_threads, .value_name = "N",
           .help = "threads, 0 for all processors; changes no bits", .min = 0, .max = 64 },
-        { .name = "kv", .kind = FIRNI_FLAG_STRING, .target = &f.kv, .value_name = "TYPE",
-          .help = "element type of the attention state", .choices = "f32|f16|bf16" },
+        FIRNI_KV_FLAGS(f.kv, f.kv_group),
         { .name = "kernel", .kind = FIRNI_FLAG_STRING, .target = &f.kernel, .value_name = "NAME",
           .help = "kernel variant (scalar, avx2, ...); the best of this processor when absent" },
     };

@@ -234,7 +234,7 @@ bool firni_flag_set(const firni_flag *flag, const char *text, char *message, siz
         return true;
     }
     case FIRNI_FLAG_STRING:
-        if (flag->choices != NULL && !is_choice(flag->choices, text)) {
+        if (flag->accepts != NULL ? !flag->accepts(text) : flag->choices != NULL && !is_choice(flag->choices, text)) {
             return refuse(flag, text, "one of the choices", message, message_bytes);
         }
         *(const char **)flag->target = text;

@@ -95,19 +95,11 @@ static firn_reason reason_of_errno(int os_error)
 static firn_status fill_model_options(const firni_stack *stack, const firni_stack_options *options,
                                       firn_model_options *out, firn_error *err)
 {
-    firn_dtype kv_dtype = FIRN_DTYPE_F16;
-    if (options->kv_dtype != NULL) {
-        kv_dtype = firn_dtype_parse(options->kv_dtype);
-        if (kv_dtype != FIRN_DTYPE_F16 && kv_dtype != FIRN_DTYPE_BF16 && kv_dtype != FIRN_DTYPE_F32) {
-            return firni_fail(err, FIRN_ERR_INVALID, "--kv %s: must be f16, bf16 or f32", options->kv_dtype);
-        }
-    }
     /* A step packs one prompt chunk, one token of each running row, and guesses; rows that are being prefilled come on
      * top. */
     const uint32_t n_rows = 2 * (options->batch_rows_max != 0 ? options->batch_rows_max : ROWS_DEFAULT);
     const uint32_t n_chunk = options->chunk_tokens_max != 0 ? options->chunk_tokens_max : CHUNK_DEFAULT;
     *out = (firn_model_options){
-        .kv_dtype = kv_dtype,
         .workers = stack->workers,
         .kernel = options->kernel,
         .max_batch_tokens = n_chunk + n_rows + (options->draft != NULL ? STEP_GUESSES_MAX : 0),
@@ -115,7 +107,7 @@ static firn_status fill_model_options(const firni_stack *stack, const firni_stac
         .progress = options->progress,
         .progress_ctx = options->progress_label,
     };
-    return FIRN_OK;
+    return firni_kv_set(options->kv, options->kv_group, out, err);
 }
 
 /* Also settles which file it is: model_path and is_builtin. */

@@ -14,6 +14,7 @@
 #ifndef FIRNI_STACK_H
 #define FIRNI_STACK_H
 
+#include "cmd/kv_flag.h"
 #include "cmd/cmd.h"
 #include "firn/disk.h"
 #include "firn/engine.h"
@@ -26,7 +27,8 @@ typedef struct firni_stack_options {
     uint32_t batch_rows_max;     /* 0: 16 */
     uint32_t chunk_tokens_max;   /* 0: 256 */
     uint32_t queue_max;          /* 0: 128 */
-    const char *kv_dtype;        /* "f16", "bf16" or "f32"; NULL: "f16" */
+    const char *kv;              /* what --kv says (kv_flag.h); NULL: "f16" */
+    const char *kv_group;        /* what --kv-group says; NULL: the default */
     const char *kernel;          /* NULL: the best of this processor */
     uint64_t ram_budget_bytes;   /* 0: a quarter of the memory this process may use */
     uint64_t disk_budget_bytes;  /* 0: 16 GiB */
@@ -62,8 +64,7 @@ typedef struct firni_stack_options {
       .help = "prompt tokens of one step (0: 256)", .min = 0, .max = 8192 },                                           \
     { .name = "queue", .kind = FIRNI_FLAG_U32, .target = &(o).queue_max, .value_name = "N",                            \
       .help = "requests that may wait (0: 128)", .min = 0, .max = 65536 },                                             \
-    { .name = "kv", .kind = FIRNI_FLAG_STRING, .target = &(o).kv_dtype, .value_name = "TYPE",                          \
-      .help = "element type of keys and values: f16, bf16, f32 (default: f16)", .choices = "f16|bf16|f32" },           \
+    FIRNI_KV_FLAGS((o).kv, (o).kv_group),                                                                              \
     { .name = "kernel", .kind = FIRNI_FLAG_STRING, .target = &(o).kernel, .value_name = "NAME",                        \
       .help = "kernel variant (default: the best of this processor)" },                                                \
     { .name = "ram-budget", .kind = FIRNI_FLAG_BYTES, .target = &(o).ram_budget_bytes, .value_name = "BYTES",          \

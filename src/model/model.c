@@ -22,11 +22,6 @@ static firn_status check_options(const firn_model_options *options, firn_error *
     if (options->path == NULL) {
         return firni_fail(err, FIRN_ERR_INVALID, "a model needs a path");
     }
-    const firn_dtype kv = options->kv_dtype;
-    if (kv != FIRN_DTYPE_NONE && kv != FIRN_DTYPE_F32 && kv != FIRN_DTYPE_F16 && kv != FIRN_DTYPE_BF16) {
-        return firni_fail(err, FIRN_ERR_INVALID, "state of type %s: attention state is f32, f16 or bf16",
-                          firn_dtype_name(kv));
-    }
     if (options->max_batch_tokens > BATCH_TOKENS_MAX || options->max_rows > ROWS_MAX) {
         return firni_fail(err, FIRN_ERR_INVALID, "a forward of %lu tokens and %lu rows: at most %u and %u",
                           (unsigned long)options->max_batch_tokens, (unsigned long)options->max_rows, BATCH_TOKENS_MAX,
@@ -187,6 +182,7 @@ static void fill_info(firn_model *model)
         .architecture = model->arch->name,
         .kernel = model->kernels->name,
         .weight_type = firni_weight_type_name(firni_weights_main_type(&model->weights)),
+        .kv = model->kv_name,
         .n_vocab = hp->n_vocab,
         .n_layers = hp->n_layers,
         .n_embd = hp->n_embd,
@@ -212,6 +208,9 @@ static firn_status open_into(firn_model *model, const firn_model_options *option
         status = read_architecture(model, err);
     }
     if (status == FIRN_OK) {
+        status = firni_model_plan_caches(model, options, err);
+    }
+    if (status == FIRN_OK) {
         status = copy_name(model, err);
     }
     if (status == FIRN_OK) {
@@ -224,8 +223,7 @@ static firn_status open_into(firn_model *model, const firn_model_options *option
         status = firni_scratch_init(model, err);
     }
     if (status == FIRN_OK) {
-        const firn_dtype kv = options->kv_dtype == FIRN_DTYPE_NONE ? FIRN_DTYPE_F16 : options->kv_dtype;
-        status = firni_model_build_schema(model, kv, err);
+        status = firni_model_build_schema(model, err);
     }
     return status;
 }

@@ -42,6 +42,7 @@ struct firn_model {
     uint32_t max_rows;
     char *name;
     firn_model_info info;
+    char kv_name[32];                  /* how attention state is kept, as a user types it: "f16", "turbo:k8v3" */
     firn_cache_options *cache_options; /* [n_caches] */
     char (*cache_describes)[FIRNI_DESCRIBE_BYTES]; /* [n_caches] what firn_cache_describe() says of one that fits */
     uint32_t last_storing_layer;
@@ -52,8 +53,11 @@ struct firn_model {
 /* Version of the arithmetic (docs/ARITHMETIC.md): changes when the same weights and tokens would give other bits. */
 #define FIRNI_ARITHMETIC_VERSION "firn-arith-1"
 
-/* Builds model->cache_options, ->cache_describes, ->identity and ->schema; everything else is in place. Errors: NO_MEMORY. */
-firn_status firni_model_build_schema(firn_model *model, firn_dtype kv_dtype, firn_error *err);
+/* Fills model->cache_options, ->cache_describes and ->kv_name; needs hparams and kernels. Errors: INVALID (options that
+ * contradict each other; layers that cannot keep state in this way, which the message names), NO_MEMORY. */
+firn_status firni_model_plan_caches(firn_model *model, const firn_model_options *options, firn_error *err);
+/* Builds model->identity and ->schema; everything else is in place. Errors: NO_MEMORY. */
+firn_status firni_model_build_schema(firn_model *model, firn_error *err);
 firn_status firni_scratch_init(firn_model *model, firn_error *err);
 
 #endif

@@ -28,39 +28,20 @@ static firn_status add_digest(firn_identity *identity, const char *name, const u
     return firn_identity_add(identity, name, text, err);
 }
 
-/* The layer's own words for its layout, dtype and geometry. An empty cache says them; it allocates no blocks. */
-static firn_status add_layer(firn_model *model, uint32_t layer, firn_pool *pool, firn_error *err)
-{
-    char name[32];
-    firn_cache *cache = NULL;
-    firn_status status = firn_cache_create(&model->cache_options[layer], pool, model->env, &cache, err);
-    if (status == FIRN_OK) {
-        (void)snprintf(name, sizeof name, "layer.%lu", (unsigned long)layer);
-        (void)snprintf(model->cache_describes[layer], FIRNI_DESCRIBE_BYTES, "%s", firn_cache_describe(cache));
-        status = firn_identity_add(model->identity, name, firn_cache_describe(cache), err);
-    }
-    firn_cache_destroy(cache);
-    return status;
-}
-
-/* The pool is there because a cache needs one; its smallest budget is never touched. */
 static firn_status add_layers(firn_model *model, firn_error *err)
 {
-    const firn_pool_options pool_options = { .budget_bytes = FIRN_BLOCK_ALIGN };
-    firn_pool *pool = NULL;
-    firn_status status = firn_pool_create(&pool_options, model->env, &pool, err);
+    firn_status status = FIRN_OK;
     for (uint32_t i = 0; i < model->hparams.n_caches && status == FIRN_OK; i++) {
-        status = add_layer(model, i, pool, err);
-    }
-    if (pool != NULL) {
-        firn_pool_destroy(pool);
+        char name[32];
+        (void)snprintf(name, sizeof name, "layer.%lu", (unsigned long)i);
+        status = firn_identity_add(model->identity, name, model->cache_describes[i], err);
     }
     return status;
 }
 
 /* In words first, so that a mismatch can be explained; the digest is over these words. The architecture is named
  * although the weights could hardly agree without it: "architecture: llama here, qwen2 there" is the better answer. */
-static firn_status add_fields(firn_model *model, firn_dtype kv_dtype, firn_error *err)
+static firn_status add_fields(firn_model *model, firn_error *err)
 {
     uint8_t weights[FIRN_DIGEST_BYTES];
     char rope[FIRNI_ROPES_MAX][400];
@@ -87,7 +68,7 @@ static firn_status add_fields(firn_model *model, firn_dtype kv_dtype, firn_error
         status = firn_identity_add(identity, rope_names[i], rope[i], err);
     }
     if (status == FIRN_OK) {
-        status = firn_identity_add(identity, "kv_dtype", firn_dtype_name(kv_dtype), err);
+        status = firn_identity_add(identity, "kv_dtype", model->kv_name, err);
     }
     if (status == FIRN_OK) {
         status = firn_identity_add(identity, "arithmetic", FIRNI_ARITHMETIC_VERSION, err);
@@ -98,30 +79,18 @@ static firn_status add_fields(firn_model *model, firn_dtype kv_dtype, firn_error
     return status == FIRN_OK ? add_layers(model, err) : status;
 }
 
-firn_status firni_model_build_schema(firn_model *model, firn_dtype kv_dtype, firn_error *err)
+firn_status firni_model_build_schema(firn_model *model, firn_error *err)
 {
-    const uint32_t n_caches = model->hparams.n_caches;
-    model->cache_options = firni_calloc(model->env, n_caches, sizeof *model->cache_options);
-    model->cache_describes = firni_calloc(model->env, n_caches, sizeof *model->cache_describes);
-    if (model->cache_options == NULL || model->cache_describes == NULL) {
-        return firni_fail(err, FIRN_ERR_NO_MEMORY, "no memory for the schema of %lu layers", (unsigned long)n_caches);
-    }
-    for (uint32_t i = 0; i < n_caches; i++) {
-        const uint32_t layer = firni_hparams_storing_layer(&model->hparams, i);
-        model->arch->cache_options(&model->hparams, layer, &model->cache_options[i]);
-        model->cache_options[i].dtype = kv_dtype;
-        model->cache_options[i].kernel = model->kernels->name;
-    }
     firn_status status = firn_identity_create(model->env, &model->identity, err);
     if (status == FIRN_OK) {
-        status = add_fields(model, kv_dtype, err);
+        status = add_fields(model, err);
     }
     if (status != FIRN_OK) {
         return status;
     }
     model->schema = (firn_schema){
         .layers = model->cache_options,
-        .n_layers = n_caches,
+        .n_layers = model->hparams.n_caches,
         .identity = firn_identity_digest(model->identity),
         .identity_text = firn_identity_text(model->identity),
     };

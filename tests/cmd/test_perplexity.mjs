@@ -46,7 +46,7 @@ try {
     const file = join(dir, 'text');
     writeFileSync(file, text);
     const ids = run('tokenize', '-m', model, '--ids', file).stdout.trim().split(/\s+/).map(Number);
-    for (const kv of ['f32', 'f16', 'bf16']) {
+    for (const kv of ['f32', 'f16', 'bf16', 'q8', 'q4']) {
         const window = 64;
         let sum = 0;
         for (let at = 0; at < ids.length; at += window - 1) {

@@ -185,13 +185,22 @@ static void a_restart_answers_from_disk_with_the_same_bits(void **state)
     (void)state;
     static const uint32_t lengths[] = { 63, 64, 65, 129, 300 };
     enum { N = sizeof lengths / sizeof lengths[0] };
-    static const firn_dtype dtypes[] = { FIRN_DTYPE_F32, FIRN_DTYPE_F16, FIRN_DTYPE_BF16 };
+    static const struct {
+        firn_dtype dtype;
+        firn_kv_scheme scheme;
+    } kinds[] = { { .dtype = FIRN_DTYPE_F32 },
+                  { .dtype = FIRN_DTYPE_F16 },
+                  { .dtype = FIRN_DTYPE_BF16 },
+                  { .scheme = { .kind = FIRN_KV_AFFINE, .key_bits = 8 } },
+                  { .scheme = { .kind = FIRN_KV_AFFINE, .key_bits = 4 } } };
+    enum { N_KINDS = sizeof kinds / sizeof kinds[0] };
     static test_answer cold[N], restored;
     static firn_token prompts[N][PROMPT_MAX];
-    for (size_t d = 0; d < 3; d++) {
+    for (size_t d = 0; d < N_KINDS; d++) {
         char *dir = test_dir_create();
         test_stack stack;
-        test_stack_open(&stack, &(test_stack_options){ .disk_dir = dir, .kv_dtype = dtypes[d] });
+        test_stack_options options = { .disk_dir = dir, .kv_dtype = kinds[d].dtype, .kv_scheme = kinds[d].scheme };
+        test_stack_open(&stack, &options);
         for (uint32_t i = 0; i < N; i++) {
             fill_prompt(prompts[i], lengths[i], 50 + i);
             ask(&stack, make_request(prompts[i], lengths[i], 8), &cold[i]);
@@ -200,7 +209,8 @@ static void a_restart_answers_from_disk_with_the_same_bits(void **state)
         assert_true(report.durable);
         assert_int_equal(report.n_failed, 0);
 
-        test_stack_open(&stack, &(test_stack_options){ .disk_dir = dir, .kv_dtype = dtypes[d], .n_threads = 2 });
+        options.n_threads = 2;
+        test_stack_open(&stack, &options);
         for (uint32_t i = 0; i < N; i++) {
             ask(&stack, make_request(prompts[i], lengths[i], 8), &restored);
             assert_int_equal(restored.usage.cache.disk_tokens, lengths[i] - 1);
@@ -210,8 +220,9 @@ static void a_restart_answers_from_disk_with_the_same_bits(void **state)
         (void)test_stack_close(&stack, 5000000000);
 
         /* Another element type is another identity: nothing of it may be seen. */
-        const firn_dtype other = dtypes[(d + 1) % 3];
-        test_stack_open(&stack, &(test_stack_options){ .disk_dir = dir, .kv_dtype = other });
+        options.kv_dtype = kinds[(d + 1) % N_KINDS].dtype;
+        options.kv_scheme = kinds[(d + 1) % N_KINDS].scheme;
+        test_stack_open(&stack, &options);
         ask(&stack, make_request(prompts[N - 1], lengths[N - 1], 8), &restored);
         assert_int_equal(restored.usage.cache.n_tokens, 0);
         assert_int_equal(restored.usage.cache.reason, FIRN_REASON_WRONG_IDENTITY);

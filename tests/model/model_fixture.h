@@ -29,6 +29,7 @@ typedef struct fixture_options {
     const char *path;
     const char *kernel;
     firn_dtype kv;
+    firn_kv_scheme kv_scheme;
     uint32_t n_threads;        /* 0: 1 */
     uint32_t max_batch_tokens; /* 0: 512 */
 } fixture_options;
@@ -49,6 +50,7 @@ static inline fixture fixture_open(const fixture_options *options)
         .path = options->path,
         .kernel = options->kernel,
         .kv_dtype = options->kv,
+        .kv_scheme = options->kv_scheme,
         .workers = f.workers,
         .max_batch_tokens = options->max_batch_tokens,
     };

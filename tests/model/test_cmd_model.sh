@@ -65,7 +65,7 @@ out="--out $dir/none"
     refuses "a file that is no model is refused" 1 "not a GGUF file" logits -m "$dir/tokens" --tokens "$dir/tokens" $out
     refuses "an output that cannot be made is named" 1 "cannot create" logits -m "$dir/a.gguf" --tokens "$dir/tokens" --out "$dir/no/x"
     refuses "--out is required" 2 "required" logits -m "$dir/a.gguf" --tokens "$dir/tokens"
-    refuses "an unknown state type is wrong usage" 2 "kv" logits -m "$dir/a.gguf" --tokens "$dir/tokens" $out --kv q8
+    refuses "an unknown state type is wrong usage" 2 "kv" logits -m "$dir/a.gguf" --tokens "$dir/tokens" $out --kv q9
     refuses "a chunk of 0 is wrong usage" 2 "chunk" logits -m "$dir/a.gguf" --tokens "$dir/tokens" $out --chunk 0
     refuses "synth needs a file" 2 "-o FILE" synth
     refuses "synth names impossible shapes" 1 "heads must be a multiple" synth --heads 5 --kv-heads 2 -o "$dir/x.gguf"

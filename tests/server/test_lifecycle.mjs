@@ -162,7 +162,7 @@ await test('a config file sets flags, and the command line wins', async () => {
 });
 
 await test('wrong flags end with status 2 and a hint', async () => {
-    const wrong = [['--threads', 'x'], ['--kv', 'q4'], ['--no-such-flag'], ['--api-key', ''], ['--stop-seconds', '-1']];
+    const wrong = [['--threads', 'x'], ['--kv', 'q3'], ['--no-such-flag'], ['--api-key', ''], ['--stop-seconds', '-1']];
     for (const flags of wrong) {
         const ended = await serveFails(flags);
         assert.equal(ended.code, 2, flags.join(' '));

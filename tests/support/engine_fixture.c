@@ -36,6 +36,7 @@ void test_stack_open(test_stack *stack, const test_stack_options *options)
     firn_model_options model_options = {
         .path = options->model_path != NULL ? options->model_path : BUILTIN_MODEL,
         .kv_dtype = options->kv_dtype,
+        .kv_scheme = options->kv_scheme,
         .workers = stack->workers,
         .kernel = options->kernel,
     };

@@ -15,6 +15,7 @@ typedef struct test_stack_options {
     const char *disk_dir;        /* NULL: no tier below RAM */
     uint64_t pool_bytes;         /* 0: 256 MiB */
     firn_dtype kv_dtype;
+    firn_kv_scheme kv_scheme;
     uint32_t n_threads;          /* 0: 1 */
     const char *kernel;
     const char *draft_path;      /* a drafter's model file, or NULL */
