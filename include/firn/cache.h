@@ -52,6 +52,8 @@ typedef struct firn_cache_options {
     uint32_t value_bits;     /* the same of values; kv:quant key_bits, kv:turboquant 3 (default), 8, 5, 4 or 2 */
     uint32_t group;          /* elements of a head that share a scale: kv:quant 64 or 32 (default: 64 where it divides
                               * the heads), kv:turboquant 32 */
+    uint32_t index_dim;      /* kv:mla:dsa: elements of an index key, 1..1024; required there */
+    uint32_t index_top_k;    /* kv:mla:dsa: tokens that a query sees at most, 1..4096; required there */
     uint32_t max_tokens;     /* hard context bound of a row; 0 means none */
     const char *kernel;      /* "scalar", "avx2", "avx512", "neon"; NULL: FIRN_KERNEL or the best of this processor */
 } firn_cache_options;
@@ -147,12 +149,15 @@ uint32_t firn_cache_composed(const firn_cache *cache, firn_cache *const **parts)
 /* New keys and values, packed over rows: token i of the packed order belongs to the row whose turn it is when counts
  * are laid end to end. Prefill chunks and decode steps mix freely in one call.
  *   k: [sum(counts), n_kv_heads, head_dim]   f32, consecutive tokens k_stride floats apart (0: dense)
- *   v: [sum(counts), n_kv_heads, value_dim]  f32, consecutive tokens v_stride floats apart (0: dense) */
+ *   v: [sum(counts), n_kv_heads, value_dim]  f32, consecutive tokens v_stride floats apart (0: dense)
+ * Latent layouts (kv:mla) have one head, whose value is the first value_dim elements of its key: v is not read. */
 typedef struct firn_append_input {
     const float *k;
     const float *v;
     uint32_t k_stride;
     uint32_t v_stride;
+    const float *index_key; /* kv:mla:dsa: [sum(counts), index_dim] f32; NULL elsewhere */
+    uint32_t index_stride;  /* floats from token to token; 0: dense */
 } firn_append_input;
 
 /* Makes room for counts[r] more tokens in each row r (blocks allocated, shared tails copied), so that the next append
@@ -179,6 +184,14 @@ typedef struct firn_attend_input {
     float scale;          /* multiplies q.k; usually 1/sqrt(head_dim) */
     float softcap;        /* 0: none; else scores become softcap * tanh(score / softcap) */
     const float *sinks;   /* NULL, or [n_heads]: a logit per head that takes part in the softmax without a value */
+    /* kv:mla:dsa, NULL and 0 elsewhere: what scores the index keys. The score of a token is the sum over index heads of
+     * weight * max(0, query.index key); each query sees the index_top_k best of the tokens up to itself, the older one
+     * among equals, and nothing else. */
+    const float *index_q;       /* [sum(counts), n_index_heads, index_dim] f32 */
+    const float *index_weights; /* [sum(counts), n_index_heads] f32 */
+    uint32_t n_index_heads;
+    uint32_t index_q_stride;    /* floats from token to token; 0: dense */
+    uint32_t index_weights_stride;
 } firn_attend_input;
 
 /* Errors: INVALID (n_heads, counts larger than a row, the window of a row's first query has been settled away). Allocates nothing. `workers` may be NULL. */

@@ -65,6 +65,7 @@ typedef struct attend_group {
     uint32_t n;
     uint32_t begin[TILE_ROWS_MAX]; /* lanes of the tile that a pair sees: [begin, end), possibly none */
     uint32_t end[TILE_ROWS_MAX];
+    uint64_t seen; /* lanes of the tile that any pair may see at all */
     float weights[TILE_ROWS_MAX][ATTEND_TILE];
 } attend_group;
 
@@ -73,6 +74,9 @@ struct attend_storage {
     uint32_t group_pairs_max; /* pairs of one attend_group, at most TILE_ROWS_MAX */
     /* Once the queries of a batch are known. NULL: nothing. */
     void (*start)(attend_batch *batch);
+    /* Which lanes of a tile the batch may see beside what its pairs' positions say; 0: the tile is passed over. NULL:
+     * all. Tiles come in ascending order. */
+    uint64_t (*seen)(attend_batch *batch, uint32_t tile_index);
     /* Fills group->weights with q.k of all 64 tokens; of tokens that a pair does not see with anything. */
     void (*scores)(const attend_batch *batch, attend_group *group, const uint8_t *block, const uint8_t *ahead);
     /* Adds the weighted values of the seen tokens to batch->values, which have been multiplied with rescale. */
@@ -139,6 +143,13 @@ static void attend_mask(float scores[ATTEND_TILE], uint32_t begin, uint32_t end)
     }
 }
 
+static void attend_mask_unseen(float scores[ATTEND_TILE], uint64_t seen)
+{
+    for (uint32_t t = 0; t < ATTEND_TILE; t++) {
+        scores[t] = (seen >> t & 1) != 0 ? scores[t] : -INFINITY;
+    }
+}
+
 /* The largest score so far of one pair. */
 FIRNI_INLINE float attend_max(const float scores[ATTEND_TILE], float max)
 {
@@ -175,6 +186,9 @@ static bool attend_softmax(attend_batch *batch, attend_group *group, float resca
         if (group->begin[i] != 0 || group->end[i] != ATTEND_TILE) {
             attend_mask(group->weights[i], group->begin[i], group->end[i]);
         }
+        if (group->seen != UINT64_MAX) {
+            attend_mask_unseen(group->weights[i], group->seen);
+        }
         const float max = attend_max(group->weights[i], batch->max[pair]);
         differences[i] = batch->max[pair] - max;
         changed = changed || differences[i] != 0.0f;
@@ -190,21 +204,28 @@ static bool attend_softmax(attend_batch *batch, attend_group *group, float resca
 
 /* ---- 3. values ------------------------------------------------------------------------------------------------ */
 
+/* Values as elements of one type, token by token. */
+typedef struct attend_rows {
+    firn_dtype dtype;
+    size_t row_bytes; /* from one token to the next */
+    const uint8_t *base;
+    uintptr_t ahead;
+} attend_rows;
+
 /* Adds tokens [begin, end) of the tile to the running values of pairs [i, i + n) of the group. */
-static void plain_values_of(attend_batch *batch, const attend_group *group, uint32_t i, uint32_t n, uint32_t begin,
-                            uint32_t end, const uint8_t *v_plane, uintptr_t v_ahead)
+static void attend_add_rows(attend_batch *batch, const attend_group *group, uint32_t i, uint32_t n, uint32_t begin,
+                            uint32_t end, const attend_rows *from, uintptr_t ahead)
 {
     if (begin >= end) {
         return;
     }
-    const firni_plain_geometry *geometry = batch->task->geometry;
-    const size_t element = firni_plain_element_bytes(geometry->dtype);
-    const uint32_t n_full = geometry->value_dim / LANES;
+    const size_t element = firni_plain_element_bytes(from->dtype);
+    const uint32_t n_full = batch->value_dim / LANES;
     const unsigned widest = tile_width(n, LANES_ACCUMULATORS);
     float *values = batch->values + (size_t)(group->first + i) * batch->value_stride;
-    const uint8_t *rows = v_plane + (size_t)begin * geometry->value_dim * element;
+    const uint8_t *rows = from->base + begin * from->row_bytes;
     tile t = {
-        .b_row_bytes = geometry->value_dim * element,
+        .b_row_bytes = from->row_bytes,
         .b_block_bytes = LANES * element,
         .count = end - begin,
         .ahead_block_bytes = LANES * element,
@@ -218,17 +239,39 @@ static void plain_values_of(attend_batch *batch, const attend_group *group, uint
     for (uint32_t j = 0; j < n_full; j += width) {
         width = n_full - j >= widest ? widest : 1;
         t.b = rows + j * LANES * element;
-        t.ahead = v_ahead + j * LANES * element * ATTEND_TILE;
+        t.ahead = ahead + j * LANES * element * ATTEND_TILE;
         t.ahead_row_bytes = width * LANES * element;
         t.c = values + (size_t)j * LANES;
-        tile_multiply(geometry->dtype, n, width, &t);
+        tile_multiply(from->dtype, n, width, &t);
     }
-    if (geometry->value_dim % LANES != 0) {
+    if (batch->value_dim % LANES != 0) {
         t.b = rows + (size_t)n_full * LANES * element;
         for (uint32_t pair = 0; pair < n; pair++) {
             t.a[0] = group->weights[i + pair] + begin;
             t.c = values + pair * (size_t)batch->value_stride + (size_t)n_full * LANES;
-            tile_multiply_narrow(geometry->dtype, geometry->value_dim % LANES, &t);
+            tile_multiply_narrow(from->dtype, batch->value_dim % LANES, &t);
+        }
+    }
+}
+
+/* All that each pair sees by its position. */
+static void attend_add_seen_rows(attend_batch *batch, const attend_group *group, const attend_rows *from)
+{
+    uint32_t begin = 0;
+    uint32_t end = ATTEND_TILE;
+    for (uint32_t i = 0; i < group->n; i++) {
+        begin = group->begin[i] > begin ? group->begin[i] : begin;
+        end = group->end[i] < end ? group->end[i] : end;
+    }
+    const bool common = begin < end;
+    for (uint32_t i = 0; i < group->n; i++) {
+        attend_add_rows(batch, group, i, 1, group->begin[i], common ? begin : group->end[i], from,
+                        (uintptr_t)from->base);
+    }
+    if (common) {
+        attend_add_rows(batch, group, 0, group->n, begin, end, from, from->ahead);
+        for (uint32_t i = 0; i < group->n; i++) {
+            attend_add_rows(batch, group, i, 1, end, group->end[i], from, (uintptr_t)from->base);
         }
     }
 }
@@ -238,25 +281,13 @@ static void plain_values(attend_batch *batch, const attend_group *group, const f
 {
     (void)rescale; /* there is nothing beside the values */
     const firni_attend_task *task = batch->task;
-    const uint8_t *v_plane = firni_plain_planes_of(task->geometry, block, task->kv_head).v;
-    const uintptr_t v_ahead = (uintptr_t)firni_plain_planes_of(task->geometry, ahead, task->kv_head).v;
-    uint32_t begin = 0;
-    uint32_t end = ATTEND_TILE;
-    for (uint32_t i = 0; i < group->n; i++) {
-        begin = group->begin[i] > begin ? group->begin[i] : begin;
-        end = group->end[i] < end ? group->end[i] : end;
-    }
-    const bool common = begin < end;
-    for (uint32_t i = 0; i < group->n; i++) {
-        plain_values_of(batch, group, i, 1, group->begin[i], common ? begin : group->end[i], v_plane,
-                        (uintptr_t)v_plane);
-    }
-    if (common) {
-        plain_values_of(batch, group, 0, group->n, begin, end, v_plane, v_ahead);
-        for (uint32_t i = 0; i < group->n; i++) {
-            plain_values_of(batch, group, i, 1, end, group->end[i], v_plane, (uintptr_t)v_plane);
-        }
-    }
+    const attend_rows from = {
+        .dtype = task->geometry->dtype,
+        .row_bytes = task->geometry->value_dim * firni_plain_element_bytes(task->geometry->dtype),
+        .base = firni_plain_planes_of(task->geometry, block, task->kv_head).v,
+        .ahead = (uintptr_t)firni_plain_planes_of(task->geometry, ahead, task->kv_head).v,
+    };
+    attend_add_seen_rows(batch, group, &from);
 }
 
 static const attend_storage plain_storage = {
@@ -321,9 +352,14 @@ static void attend_batch_tile(attend_batch *batch, uint32_t tile_index, uint32_t
     const uint8_t *data = firn_block_data(block[0]);
     /* The next tile lies anywhere in memory. It is fetched while this one is used, each plane from its beginning to its
      * end, since processors follow a sequential stream further than the requests that one core may have open. */
+    const uint64_t seen = storage->seen != NULL ? storage->seen(batch, tile_index) : UINT64_MAX;
+    if (seen == 0) {
+        return;
+    }
     const bool fetch = tile_index < last_tile && batch->n_pairs <= ATTEND_AHEAD_PAIRS_MAX;
     const uint8_t *ahead = fetch ? firn_block_data(block[1]) : data;
     attend_group group;
+    group.seen = seen;
     for (group.first = 0; group.first < batch->n_pairs; group.first += group.n) {
         const uint32_t left = batch->n_pairs - group.first;
         const uint32_t n_groups = (left + storage->group_pairs_max - 1) / storage->group_pairs_max;

@@ -1,6 +1,6 @@
 /*
  * The scalar reference of attention: the walk of one query head over its tiles, and what it reads from plain blocks.
- * Quantised blocks are kernel_quant_scalar.c.
+ * Quantised blocks are kernel_quant_scalar.c, latent ones kernel_latent_scalar.c.
  *
  * Sources: online softmax, Milakov and Gimelshein (arXiv 1805.02867) in tiles as in FlashAttention (arXiv 2205.14135).
  */
@@ -26,6 +26,9 @@ static void walk_tile(walk *state, firni_scalar_attend *attend, const uint8_t *b
     float weights[TILE] = {0};
     float max = state->max;
     for (uint32_t t = begin; t < end; t++) {
+        if ((attend->seen >> t & 1) == 0) {
+            continue;
+        }
         const float score = attend->score(attend, block, t) * task->scale;
         weights[t] = task->softcap == 0.0f ? score : task->softcap * scalar_tanh(score * (1.0f / task->softcap));
         max = larger(weights[t], max);
@@ -33,7 +36,7 @@ static void walk_tile(walk *state, firni_scalar_attend *attend, const uint8_t *b
     const float rescale = scalar_exp(state->max - max);
     state->max = max;
     for (uint32_t t = begin; t < end; t++) {
-        weights[t] = scalar_exp(weights[t] - max);
+        weights[t] = (attend->seen >> t & 1) != 0 ? scalar_exp(weights[t] - max) : 0.0f;
     }
     for (unsigned lane = 0; lane < LANES; lane++) {
         float sum = fmaf(state->sums[lane], rescale, weights[lane]);
@@ -62,6 +65,10 @@ static void attend_query_head(firni_scalar_attend *attend, uint32_t query, uint3
         const uint32_t first = tile * TILE;
         const uint32_t begin = visible.begin > first ? visible.begin - first : 0;
         const uint32_t end = visible.end - first < TILE ? visible.end - first : TILE;
+        attend->seen = attend->seen_of != NULL ? attend->seen_of(attend, tile) : UINT64_MAX;
+        if (attend->seen == 0) {
+            continue;
+        }
         walk_tile(&state, attend, firn_block_data(task->blocks[tile - task->first_block]), begin, end);
     }
     if (attend->finish != NULL) {

@@ -127,6 +127,17 @@ typedef struct firni_quant_geometry {
     uint32_t v_biases; /* end of the planes when rotated */
 } firni_quant_geometry;
 
+/* A latent block, dtype elements, one head:   keys [64][head_dim] token-major; the value of a token is the first
+ *                                             value_dim elements of its key
+ *                                             index keys [index_dim][64] dimension-major, at index_offset_bytes */
+typedef struct firni_latent_geometry {
+    firn_dtype dtype; /* F32, F16 or BF16 */
+    uint32_t head_dim;
+    uint32_t value_dim; /* at most head_dim */
+    uint32_t index_dim; /* 0: no index keys */
+    uint32_t index_offset_bytes;
+} firni_latent_geometry;
+
 /* n_queries consecutive queries of one row for one KV group: all group_size query heads that read kv_head.
  *   q:   query i, head g at q + i * q_stride + g * head_dim
  *   out: likewise with out_stride and value_dim
@@ -135,6 +146,7 @@ typedef struct firni_quant_geometry {
 typedef struct firni_attend_task {
     const firni_plain_geometry *geometry; /* of attend_plain */
     const firni_quant_geometry *quant;    /* of attend_quant */
+    const firni_latent_geometry *latent;  /* of attend_latent */
     firn_block *const *blocks;
     uint32_t first_block;
     uint32_t kv_head;
@@ -149,6 +161,9 @@ typedef struct firni_attend_task {
     float scale;
     float softcap;      /* 0: none */
     const float *sinks; /* NULL, or [group_size] */
+    /* Of attend_latent: NULL, or the only tokens that the task's only query sees, ascending, at least one. */
+    const uint32_t *selected;
+    uint32_t n_selected;
 } firni_attend_task;
 
 #define FIRNI_HEAD_DIM_MAX 1024u
@@ -174,6 +189,15 @@ struct firni_kernels {
     void (*attend_quant)(const firni_attend_task *task);
     void (*store_quant)(const firni_quant_geometry *geometry, uint8_t *block, uint32_t lane, const float *k,
                         const float *v);
+
+    /* The same two for latent blocks; k: [head_dim], index_key: [index_dim], not read without index keys. */
+    void (*attend_latent)(const firni_attend_task *task);
+    void (*store_latent)(const firni_latent_geometry *geometry, uint8_t *block, uint32_t lane, const float *k,
+                         const float *index_key);
+    /* out[t] = sum over heads h, ascending, of weights[h] * max(0, q[h].index_key[t]), for all 64 tokens of a block; of
+     * those that are not stored anything. q: [n_heads, index_dim]. */
+    void (*index_scores)(const firni_latent_geometry *geometry, const uint8_t *block, const float *q,
+                         const float *weights, uint32_t n_heads, float out[FIRN_BLOCK_TOKENS]);
 
     /* out[i] = x[i] / sqrt(mean(x^2) + eps) * weight[i]; in place allowed; weight NULL: ones */
     void (*rms_norm)(float *out, const float *x, const float *weight, uint32_t n, float eps);

@@ -196,16 +196,6 @@ static void scalar_matmul_panels(const firni_matrix *w, const void *acts, float 
 
 /* ---- plain blocks --------------------------------------------------------------------------------------------- */
 
-static void store_element(firn_dtype dtype, uint8_t *plane, size_t index, float x)
-{
-    const uint16_t half = dtype == FIRN_DTYPE_F16 ? firni_f16_from_f32(x) : firni_bf16_from_f32(x);
-    if (dtype == FIRN_DTYPE_F32) {
-        memcpy(plane + index * 4, &x, sizeof(x));
-    } else {
-        memcpy(plane + index * 2, &half, sizeof(half));
-    }
-}
-
 static void scalar_store_plain(const firni_plain_geometry *geometry, uint8_t *block, uint32_t lane, const float *k,
                                const float *v)
 {
@@ -231,6 +221,9 @@ const firni_kernels firni_kernels_scalar = {
     .store_plain = scalar_store_plain,
     .attend_quant = firni_scalar_attend_quant,
     .store_quant = firni_scalar_store_quant,
+    .attend_latent = firni_scalar_attend_latent,
+    .store_latent = firni_scalar_store_latent,
+    .index_scores = firni_scalar_index_scores,
     .rms_norm = scalar_rms_norm,
     .add = scalar_add,
     .silu_mul = scalar_silu_mul,

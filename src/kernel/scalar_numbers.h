@@ -76,4 +76,14 @@ FIRNI_INLINE float load_element(firn_dtype dtype, const uint8_t *plane, size_t i
     }
 }
 
+FIRNI_INLINE void store_element(firn_dtype dtype, uint8_t *plane, size_t index, float x)
+{
+    const uint16_t half = dtype == FIRN_DTYPE_F16 ? firni_f16_from_f32(x) : firni_bf16_from_f32(x);
+    if (dtype == FIRN_DTYPE_F32) {
+        memcpy(plane + index * 4, &x, sizeof(x));
+    } else {
+        memcpy(plane + index * 2, &half, sizeof(half));
+    }
+}
+
 #endif

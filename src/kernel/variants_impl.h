@@ -52,6 +52,38 @@ FIRNI_INLINE firni_visible firni_visible_tokens(const firni_attend_task *task, u
     return (firni_visible){.begin = task->window != 0 && end > task->window ? end - task->window : 0, .end = end};
 }
 
+/* Of a task that sees selected tokens alone: which lanes of a tile they are. */
+FIRNI_INLINE uint64_t firni_selected_lanes(const firni_attend_task *task, uint32_t tile_index)
+{
+    const uint32_t first = tile_index * FIRN_BLOCK_TOKENS;
+    uint32_t low = 0; /* the first of them that is not before the tile */
+    for (uint32_t high = task->n_selected; low < high;) {
+        const uint32_t middle = low + (high - low) / 2;
+        if (task->selected[middle] < first) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    uint64_t bits = 0;
+    for (; low < task->n_selected && task->selected[low] - first < FIRN_BLOCK_TOKENS; low++) {
+        bits |= UINT64_C(1) << (task->selected[low] - first);
+    }
+    return bits;
+}
+
+/* The preconditions of attend_latent. */
+FIRNI_INLINE void firni_latent_task_check(const firni_attend_task *task)
+{
+    assert(task->latent != NULL && task->geometry == NULL && task->quant == NULL);
+    assert(task->latent->head_dim >= 1 && task->latent->head_dim <= FIRNI_HEAD_DIM_MAX);
+    assert(task->latent->value_dim >= 1 && task->latent->value_dim <= task->latent->head_dim);
+    assert(task->kv_head == 0 && task->window == 0 && task->first_block == 0);
+    assert(task->selected == NULL || (task->n_queries == 1 && task->n_selected >= 1));
+    assert(task->selected == NULL || task->selected[task->n_selected - 1] <= task->first_position);
+    (void)task;
+}
+
 /* The preconditions of attend_plain. */
 FIRNI_INLINE void firni_attend_task_check(const firni_attend_task *task)
 {

@@ -11,6 +11,7 @@
 
 /* Bounds every stride that is computed here: 65536 heads of 1024 elements fit in 32 bits. */
 #define N_HEADS_MAX 65535u
+#define N_INDEX_HEADS_MAX 1024u
 
 /* Sums for the asserts: 64 bits, since rows are bounded but their number is not. */
 static uint64_t total_tokens(const firn_cache *cache)
@@ -46,16 +47,31 @@ firn_status firn_cache_reserve(firn_cache *cache, const uint32_t *counts, firn_e
     return cache->ops->reserve(cache, counts, err);
 }
 
+/* Index keys and queries belong to layouts that have them, and to no other. */
+static firn_status check_index(const firn_cache *cache, bool is_given, firn_error *err)
+{
+    const bool is_needed = cache->options.index_dim > 0;
+    if (is_given == is_needed) {
+        return FIRN_OK;
+    }
+    return firni_fail(err, FIRN_ERR_INVALID, is_needed ? "%s needs index keys and index queries beside keys and queries"
+                                                       : "%s has no index keys", cache->signature);
+}
+
 firn_status firn_cache_append(firn_cache *cache, const firn_append_input *input, const uint32_t *counts,
                               firn_workers *workers, firn_error *err)
 {
     if (cache->ops->append == NULL) {
         return firni_fail(err, FIRN_ERR_UNSUPPORTED, "%s holds no keys and values to append to", cache->signature);
     }
+    firn_status status = check_index(cache, input->index_key != NULL, err);
+    if (status != FIRN_OK) {
+        return status;
+    }
     /* Before blocks are taken, so that a step needs no more than working_bytes says. */
     firn_cache_settle(cache);
     /* Always: between a reserve and this append a tail may have been shared. It costs a look at each row. */
-    const firn_status status = firn_cache_reserve(cache, counts, err);
+    status = firn_cache_reserve(cache, counts, err);
     if (status != FIRN_OK) {
         return status;
     }
@@ -67,6 +83,8 @@ firn_status firn_cache_append(firn_cache *cache, const firn_append_input *input,
     dense.v_stride = input->v_stride != 0 ? input->v_stride : v_floats;
     /* A smaller stride would let tokens overlap, which no caller can mean. */
     assert(dense.k_stride >= k_floats && dense.v_stride >= v_floats);
+    dense.index_stride = input->index_stride != 0 ? input->index_stride : cache->options.index_dim;
+    assert(dense.index_stride >= cache->options.index_dim);
     cache->ops->append(cache, &dense, counts, workers);
     assert(total_tokens(cache) == n_after);
     (void)n_after;
@@ -112,12 +130,25 @@ firn_status firn_cache_attend(const firn_cache *cache, const firn_attend_input *
             return status;
         }
     }
+    const firn_status status = check_index(
+        cache, input->index_q != NULL && input->index_weights != NULL && input->n_index_heads > 0, err);
+    if (status != FIRN_OK) {
+        return status;
+    }
+    if (input->n_index_heads > N_INDEX_HEADS_MAX) {
+        return firni_fail(err, FIRN_ERR_INVALID, "%u index heads are more than %u", input->n_index_heads,
+                          N_INDEX_HEADS_MAX);
+    }
     firn_attend_input dense = *input;
     const uint32_t q_floats = input->n_heads * options->head_dim;
     const uint32_t out_floats = input->n_heads * options->value_dim;
     dense.q_stride = input->q_stride != 0 ? input->q_stride : q_floats;
     dense.out_stride = input->out_stride != 0 ? input->out_stride : out_floats;
     assert(dense.q_stride >= q_floats && dense.out_stride >= out_floats);
+    const uint32_t index_floats = input->n_index_heads * options->index_dim;
+    dense.index_q_stride = input->index_q_stride != 0 ? input->index_q_stride : index_floats;
+    dense.index_weights_stride = input->index_weights_stride != 0 ? input->index_weights_stride : input->n_index_heads;
+    assert(dense.index_q_stride >= index_floats && dense.index_weights_stride >= input->n_index_heads);
     cache->ops->attend(cache, &dense, counts, workers);
     return FIRN_OK;
 }

@@ -317,4 +317,23 @@ void firni_quant_attend(const firn_cache *cache, const firn_attend_input *input,
 /* quant_dense.c: the dense view in the form that the public header describes. */
 firn_status firni_quant_state(const firn_cache *cache, firn_tensor *tensors, uint32_t *n_tensors, firn_error *err);
 
+/* Of mla.c, which mla_dsa.c shares. */
+extern const firni_layout firni_layout_mla, firni_layout_mla_mtp, firni_layout_mla_dsa;
+
+typedef struct firni_mla_cache {
+    firni_block_cache rows;
+    firni_latent_geometry geometry;
+} firni_mla_cache;
+
+static_assert(offsetof(firni_mla_cache, rows) == 0, "a latent cache is a block cache");
+
+/* Completes the options, with index_dim as they say, and the geometry; `describe` is left to the layout. */
+firn_status firni_mla_init_geometry(firn_cache *cache, firn_error *err);
+uint64_t firni_mla_bytes_per_token(const firn_cache *cache);
+uint32_t firni_mla_planes(const firn_cache *cache, firn_plane planes[FIRN_CACHE_PLANES_MAX]);
+void firni_mla_append(firn_cache *cache, const firn_append_input *input, const uint32_t *counts, firn_workers *workers);
+firn_status firni_mla_state(const firn_cache *cache, firn_tensor *tensors, uint32_t *n_tensors, firn_error *err);
+/* The task of the queries of a span, all heads. */
+firni_attend_task firni_mla_task(const firn_cache *cache, const firn_attend_input *input, const firni_span *span);
+
 #endif

@@ -1,0 +1,265 @@
+/*
+ * Attention over latent blocks, of a vector variant: what the walk of attend_impl.h reads from them, and the scores of
+ * index keys. Written over lanes.
+ *
+ * Latent keys lie token-major, because the same bytes are the values, and because a sparse query reads single tokens. So
+ * scores are sums across lanes here: register tiles of up to three pairs and two tokens share the loads of both, and
+ * one fold ends each sum of head_dim / 16 vectors (36 in the common case). All query heads read the same key: a tile is
+ * fetched once and stays in the second-level cache for the heads that follow.
+ */
+#ifndef FIRNI_LATENT_IMPL_H
+#define FIRNI_LATENT_IMPL_H
+
+#include "kernel/attend_impl.h"
+#include "kernel/vector_impl.h"
+
+enum { LATENT_PAIRS_MAX = 3, LATENT_TOKENS_MAX = 2 };
+
+/* scores[i][j] = q[i].k[j] for n pairs and m tokens. */
+typedef struct latent_dots {
+    const float *q[LATENT_PAIRS_MAX];
+    const uint8_t *k[LATENT_TOKENS_MAX];
+    uint32_t dim;
+    float scores[LATENT_PAIRS_MAX][LATENT_TOKENS_MAX];
+} latent_dots;
+
+FIRNI_INLINE void latent_dots_shape(const firn_dtype dtype, const unsigned n, const unsigned m, latent_dots *t)
+{
+    const size_t element = firni_plain_element_bytes(dtype);
+    lanes sums[LATENT_PAIRS_MAX][LATENT_TOKENS_MAX];
+    LANES_UNROLL
+    for (unsigned i = 0; i < n; i++) {
+        LANES_UNROLL
+        for (unsigned j = 0; j < m; j++) {
+            sums[i][j] = lanes_set(0.0f);
+        }
+    }
+    uint32_t d = 0;
+    for (; d + LANES <= t->dim; d += LANES) {
+        lanes k[LATENT_TOKENS_MAX];
+        LANES_UNROLL
+        for (unsigned j = 0; j < m; j++) {
+            k[j] = lanes_load_as(dtype, t->k[j] + d * element);
+        }
+        LANES_UNROLL
+        for (unsigned i = 0; i < n; i++) {
+            const lanes q = lanes_load(t->q[i] + d);
+            LANES_UNROLL
+            for (unsigned j = 0; j < m; j++) {
+                sums[i][j] = lanes_fma(q, k[j], sums[i][j]);
+            }
+        }
+    }
+    if (d < t->dim) {
+        for (unsigned j = 0; j < m; j++) {
+            uint8_t rest[LANES * sizeof(float)] = {0};
+            memcpy(rest, t->k[j] + d * element, (t->dim - d) * element);
+            for (unsigned i = 0; i < n; i++) {
+                sums[i][j] = lanes_fma(lanes_load_n(t->q[i] + d, t->dim - d), lanes_load_as(dtype, rest), sums[i][j]);
+            }
+        }
+    }
+    LANES_UNROLL
+    for (unsigned i = 0; i < n; i++) {
+        LANES_UNROLL
+        for (unsigned j = 0; j < m; j++) {
+            t->scores[i][j] = lanes_fold_sum(sums[i][j]);
+        }
+    }
+}
+
+FIRNI_INLINE void latent_dots_dtype(const firn_dtype dtype, unsigned n, unsigned m, latent_dots *t)
+{
+    switch (n * LATENT_TOKENS_MAX + m) {
+    case 3: latent_dots_shape(dtype, 1, 1, t); break;
+    case 4: latent_dots_shape(dtype, 1, 2, t); break;
+    case 5: latent_dots_shape(dtype, 2, 1, t); break;
+    case 6: latent_dots_shape(dtype, 2, 2, t); break;
+    case 7: latent_dots_shape(dtype, 3, 1, t); break;
+    default:
+        assert(n == LATENT_PAIRS_MAX && m == LATENT_TOKENS_MAX);
+        latent_dots_shape(dtype, LATENT_PAIRS_MAX, LATENT_TOKENS_MAX, t);
+        break;
+    }
+}
+
+static void latent_multiply(firn_dtype dtype, unsigned n, unsigned m, latent_dots *t)
+{
+    switch (dtype) {
+    case FIRN_DTYPE_F16: latent_dots_dtype(FIRN_DTYPE_F16, n, m, t); break;
+    case FIRN_DTYPE_BF16: latent_dots_dtype(FIRN_DTYPE_BF16, n, m, t); break;
+    default:
+        assert(dtype == FIRN_DTYPE_F32);
+        latent_dots_dtype(FIRN_DTYPE_F32, n, m, t);
+        break;
+    }
+}
+
+/* Tokens that some pair of the group sees, as a list of lanes. */
+static uint32_t latent_tokens(const attend_group *group, uint8_t tokens[ATTEND_TILE])
+{
+    uint32_t begin = ATTEND_TILE;
+    uint32_t end = 0;
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < group->n; i++) {
+        if (group->begin[i] < group->end[i]) {
+            begin = group->begin[i] < begin ? group->begin[i] : begin;
+            end = group->end[i] > end ? group->end[i] : end;
+        }
+    }
+    for (uint32_t t = begin; t < end; t++) {
+        if ((group->seen >> t & 1) != 0) {
+            tokens[n++] = (uint8_t)t;
+        }
+    }
+    return n;
+}
+
+static void latent_scores(const attend_batch *batch, attend_group *group, const uint8_t *block, const uint8_t *ahead)
+{
+    (void)ahead; /* a tile takes longer to use than to fetch, whatever the number of heads */
+    const firni_latent_geometry *geometry = batch->task->latent;
+    const size_t row_bytes = geometry->head_dim * firni_plain_element_bytes(geometry->dtype);
+    uint8_t tokens[ATTEND_TILE];
+    const uint32_t n_tokens = latent_tokens(group, tokens);
+    memset(group->weights, 0, group->n * sizeof(group->weights[0]));
+    for (uint32_t first = 0; first < group->n;) {
+        const uint32_t left = group->n - first;
+        const uint32_t n = left > LATENT_PAIRS_MAX ? (left + 1) / 2 : left;
+        latent_dots t = {.dim = geometry->head_dim};
+        for (uint32_t i = 0; i < n; i++) {
+            t.q[i] = batch->q[group->first + first + i];
+        }
+        for (uint32_t at = 0; at < n_tokens; at += LATENT_TOKENS_MAX) {
+            const uint32_t m = n_tokens - at < LATENT_TOKENS_MAX ? n_tokens - at : LATENT_TOKENS_MAX;
+            for (uint32_t j = 0; j < m; j++) {
+                t.k[j] = block + tokens[at + j] * row_bytes;
+            }
+            latent_multiply(geometry->dtype, n, m, &t);
+            for (uint32_t i = 0; i < n; i++) {
+                for (uint32_t j = 0; j < m; j++) {
+                    group->weights[first + i][tokens[at + j]] = t.scores[i][j];
+                }
+            }
+        }
+        first += n;
+    }
+}
+
+static void latent_values(attend_batch *batch, const attend_group *group, const float rescale[LANES],
+                          const uint8_t *block, const uint8_t *ahead)
+{
+    (void)rescale; /* there is nothing beside the values */
+    (void)ahead;
+    const firni_latent_geometry *geometry = batch->task->latent;
+    const attend_rows from = {
+        .dtype = geometry->dtype,
+        .row_bytes = geometry->head_dim * firni_plain_element_bytes(geometry->dtype),
+        .base = block,
+        .ahead = (uintptr_t)block,
+    };
+    if (group->seen == UINT64_MAX) {
+        attend_add_seen_rows(batch, group, &from);
+        return;
+    }
+    /* One query: what its position hides is the same for all pairs. Neighbours that are selected go together. */
+    for (uint32_t begin = 0; begin < group->end[0];) {
+        uint32_t end = begin;
+        while (end < group->end[0] && (group->seen >> end & 1) != 0) {
+            end++;
+        }
+        attend_add_rows(batch, group, 0, group->n, begin, end, &from, from.ahead);
+        begin = end > begin ? end : begin + 1;
+    }
+}
+
+static uint64_t latent_seen(attend_batch *batch, uint32_t tile_index)
+{
+    return firni_selected_lanes(batch->task, tile_index);
+}
+
+static const attend_storage latent_storage = {
+    .group_pairs_max = TILE_ROWS_MAX,
+    .scores = latent_scores,
+    .values = latent_values,
+};
+
+static const attend_storage latent_sparse_storage = {
+    .group_pairs_max = TILE_ROWS_MAX,
+    .seen = latent_seen,
+    .scores = latent_scores,
+    .values = latent_values,
+};
+
+static void lanes_attend_latent(const firni_attend_task *task)
+{
+    firni_latent_task_check(task);
+    attend_batch batch;
+    batch.task = task;
+    batch.storage = task->selected != NULL ? &latent_sparse_storage : &latent_storage;
+    batch.head_dim = task->latent->head_dim;
+    batch.value_dim = task->latent->value_dim;
+    attend_walk(&batch, attend_batch_pairs(task->latent->value_dim));
+}
+
+static void lanes_store_latent(const firni_latent_geometry *geometry, uint8_t *block, uint32_t lane, const float *k,
+                               const float *index_key)
+{
+    assert(lane < FIRN_BLOCK_TOKENS);
+    const size_t element = firni_plain_element_bytes(geometry->dtype);
+    convert_elements(geometry->dtype, block + (size_t)lane * geometry->head_dim * element, k, geometry->head_dim);
+    uint8_t *column = block + geometry->index_offset_bytes + lane * element;
+    LANES_FOR(row, count, geometry->index_dim)
+    {
+        uint8_t converted[LANES * sizeof(float)];
+        convert_elements(geometry->dtype, converted, index_key + row, count);
+        for (size_t i = 0; i < count; i++) {
+            memcpy(column + (row + i) * FIRN_BLOCK_TOKENS * element, converted + i * element, element);
+        }
+    }
+}
+
+static void lanes_index_scores(const firni_latent_geometry *geometry, const uint8_t *block, const float *q,
+                               const float *weights, uint32_t n_heads, float out[FIRN_BLOCK_TOKENS])
+{
+    const size_t element = firni_plain_element_bytes(geometry->dtype);
+    const uint8_t *keys = block + geometry->index_offset_bytes;
+    float scores[TILE_ROWS_MAX][ATTEND_TILE];
+    lanes sums[ATTEND_VECTORS];
+    for (unsigned j = 0; j < ATTEND_VECTORS; j++) {
+        sums[j] = lanes_set(0.0f);
+    }
+    for (uint32_t first = 0; first < n_heads;) {
+        const uint32_t left = n_heads - first;
+        const uint32_t n = left < TILE_ROWS_MAX ? left : TILE_ROWS_MAX;
+        const unsigned width = tile_width(n, LANES_ACCUMULATORS);
+        tile t = {
+            .b_row_bytes = ATTEND_TILE * element,
+            .b_block_bytes = LANES * element,
+            .count = geometry->index_dim,
+            .ahead = (uintptr_t)keys,
+            .c_stride = ATTEND_TILE,
+        };
+        for (uint32_t i = 0; i < n; i++) {
+            t.a[i] = q + (size_t)(first + i) * geometry->index_dim;
+        }
+        for (unsigned j = 0; j < ATTEND_VECTORS; j += width) {
+            t.b = keys + j * LANES * element;
+            t.c = scores[0] + j * LANES;
+            tile_multiply(geometry->dtype, n, width, &t);
+        }
+        for (uint32_t i = 0; i < n; i++) {
+            const lanes weight = lanes_set(weights[first + i]);
+            for (unsigned j = 0; j < ATTEND_VECTORS; j++) {
+                const lanes positive = lanes_larger(lanes_load(scores[i] + j * LANES), lanes_set(0.0f));
+                sums[j] = lanes_fma(weight, positive, sums[j]);
+            }
+        }
+        first += n;
+    }
+    for (unsigned j = 0; j < ATTEND_VECTORS; j++) {
+        lanes_store(out + j * LANES, sums[j]);
+    }
+}
+
+#endif
