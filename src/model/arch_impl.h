@@ -193,6 +193,32 @@ void firni_layer_inputs_begin(firni_step *step, const firni_layer_inputs *inputs
 /* At the end of a layer. */
 void firni_layer_input_forward(firni_step *step, const firni_layer_input *input);
 
+/* Latent attention over kv:mla, or kv:mla:dsa where the model has an indexer. */
+typedef struct firni_mla {
+    const float *norm;
+    firni_projection first;       /* the queries' latent, or the queries; then the latent with its rope key */
+    const float *q_norm;          /* [q_rank] */
+    firni_projection q;           /* from the queries' latent; n_rows 0: `first` gives queries */
+    const float *kv_norm;         /* [kv_rank] */
+    const firni_projection *k_up; /* [n_heads] nope_dim to kv_rank */
+    const firni_projection *v_up; /* [n_heads] kv_rank to value_dim */
+    firni_projection out;
+    firni_projection index_first; /* index key, then a weight for each index head; n_rows 0: no indexer */
+    firni_projection index_q;     /* from the queries' latent */
+    const float *index_norm;      /* [index_dim] layer norm of index keys */
+    const float *index_norm_bias;
+} firni_mla;
+
+/* Ranks, head sizes, scale; every layer gets them and a cache of its own. Reads the rope as well. */
+void firni_read_mla(firni_keys *keys, firni_hparams *hp);
+void firni_read_mla_index(firni_keys *keys, firni_hparams *hp);
+firn_status firni_mla_load(firni_loader *loader, const firni_hparams *hparams, uint32_t layer, firni_mla *out,
+                           firn_error *err);
+/* `scratch`: firni_mla_scratch_bytes for the step's tokens, 64-byte aligned. */
+void firni_mla_forward(firni_step *step, const firni_mla *mla, void *scratch);
+size_t firni_mla_scratch_bytes(const firni_hparams *hparams, uint32_t n_tokens);
+void firni_mla_cache_options(const firni_hparams *hparams, uint32_t layer, firn_cache_options *out);
+
 /* A layer of attention then SwiGLU, which llama, qwen2 and qwen3 have in common. */
 typedef struct firni_dense_layer {
     firni_attention attention;
@@ -228,6 +254,7 @@ typedef struct firni_arch {
     void (*forward_layer)(firni_step *step, const void *layers, uint32_t layer);
 } firni_arch;
 
+extern const firni_arch firni_arch_deepseek2, firni_arch_deepseek32;
 extern const firni_arch firni_arch_llama, firni_arch_qwen2, firni_arch_qwen3;
 extern const firni_arch firni_arch_gemma3, firni_arch_gemma4, firni_arch_gpt_oss;
 extern const firni_arch firni_arch_qwen35, firni_arch_qwen3next, firni_arch_mamba2;

@@ -16,6 +16,8 @@ static const firni_arch *const table[] = {
     &firni_arch_qwen35,
     &firni_arch_qwen3next,
     &firni_arch_mamba2,
+    &firni_arch_deepseek2,
+    &firni_arch_deepseek32,
 };
 
 #define N_ARCHS (sizeof table / sizeof table[0])

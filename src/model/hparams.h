@@ -67,6 +67,19 @@ typedef struct firni_ssm_params {
     uint32_t value_dim;
 } firni_ssm_params;
 
+/* Latent attention (MLA), alike in all layers. */
+typedef struct firni_mla_params {
+    uint32_t q_rank;        /* of the queries' own latent; 0: queries come from the input directly */
+    uint32_t kv_rank;       /* of the latent that is stored */
+    uint32_t nope_dim;      /* of a head's query, without a position; ropes[0].n_dims follow */
+    uint32_t value_dim;     /* of a head's value */
+    float scale;            /* of scores */
+    uint32_t n_index_heads; /* of the indexer of sparse attention; 0: none */
+    uint32_t index_dim;
+    uint32_t index_top_k;
+    float index_eps;        /* of the norm of index keys */
+} firni_mla_params;
+
 typedef struct firni_hparams {
     char architecture[32];
     uint32_t n_vocab;
@@ -85,6 +98,8 @@ typedef struct firni_hparams {
     uint32_t n_ropes;       /* 0 without attention */
     firni_moe_params moe;
     firni_ssm_params ssm;
+
+    firni_mla_params mla;
     firni_layer_shape layers[FIRNI_LAYERS_MAX];
 } firni_hparams;
 

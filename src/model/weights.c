@@ -342,6 +342,7 @@ firn_status firni_load_projection(firni_loader *loader, const firni_stack_part *
         begin = end;
     }
     const firn_status status = load_row_factors(loader, parts, n_parts, "scale", true, 1.0F, &out->scale, err);
+    out->scale = loader->ignores_scales ? NULL : out->scale;
     return status != FIRN_OK ? status
                              : load_row_factors(loader, parts, n_parts, "bias", false, 0.0F, &out->bias, err);
 }

@@ -61,6 +61,7 @@ typedef struct firni_loader {
     firn_workers *workers;
     firni_weights *weights;
     uint8_t *used;              /* [n_tensors] */
+    bool ignores_scales;        /* of projections: looked at, and left out */
     uint64_t n_bytes_total;
     uint64_t n_bytes_done;
     void (*progress)(void *ctx, float fraction);

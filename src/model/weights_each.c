@@ -210,7 +210,7 @@ firn_status firni_load_projections(firni_loader *loader, const firni_stack_part 
         return status;
     }
     for (uint32_t e = 0; e < n_each; e++) {
-        each[e].scale = scales != NULL ? scales + (size_t)e * n_rows : NULL;
+        each[e].scale = scales != NULL && !loader->ignores_scales ? scales + (size_t)e * n_rows : NULL;
         each[e].bias = biases != NULL ? biases + (size_t)e * n_rows : NULL;
     }
     *out = each;

@@ -86,6 +86,8 @@ static void f32_models_agree_to_1e_4(void **state)
     compare_with_oracle("qwen3next", 1e-4F);
     compare_with_oracle("mamba2", 1e-4F);
     compare_with_oracle("gptoss", 1e-4F);
+    compare_with_oracle("deepseek2", 1e-4F);
+    compare_with_oracle("deepseek32", 1e-4F);
 }
 
 /* The reference looks GELU up in a table of f16 values, which moves its logits by up to 4e-4. */
