@@ -17,6 +17,10 @@
  *             <|start|>developer<|message|># Instructions\n\nSYSTEM\n\n<|end|>           each system message
  *             <|start|>assistant<|channel|>final<|message|>CONTENT<|end|>              each answer
  *             <|start|>assistant
+ *   deepseek2 SYSTEM\n\n, User: CONTENT\n\n, Assistant: CONTENT<EOS>                     each message
+ *             Assistant:
+ *   deepseek3 SYSTEM, <|User|>CONTENT, <|Assistant|>CONTENT<EOS>                       each message; the bars are U+FF5C
+ *             <|Assistant|>
  *   plain     SYSTEM\n\n, User: CONTENT\n\n, Assistant: CONTENT\n\n                    each message
  *             Assistant:
  *
@@ -32,6 +36,10 @@
 
 #include "base/base_impl.h"
 #include "model/tokenizer_impl.h"
+
+/* With fullwidth bars. */
+#define DEEPSEEK_USER "<\xef\xbd\x9cUser\xef\xbd\x9c>"
+#define DEEPSEEK_ASSISTANT "<\xef\xbd\x9c" "Assistant\xef\xbd\x9c>"
 
 /* ---- recognition ---- */
 
@@ -52,6 +60,11 @@ firni_chat_style firni_chat_recognise(const char *template_text)
         style.trim = true;
     } else if (strstr(template_text, "<|start|>") != NULL && strstr(template_text, "<|channel|>") != NULL) {
         style.family = FIRNI_CHAT_HARMONY;
+    } else if (strstr(template_text, DEEPSEEK_USER) != NULL && strstr(template_text, DEEPSEEK_ASSISTANT) != NULL) {
+        style.family = FIRNI_CHAT_DEEPSEEK3;
+    } else if (strstr(template_text, "'User: '") != NULL && strstr(template_text, "'Assistant: '") != NULL &&
+               strstr(template_text, "eos_token") != NULL) {
+        style.family = FIRNI_CHAT_DEEPSEEK2;
     } else if (strstr(template_text, "<|start_header_id|>") != NULL && strstr(template_text, "<|eot_id|>") != NULL) {
         style.family = FIRNI_CHAT_LLAMA3;
         style.trim = strstr(template_text, "| trim") != NULL || strstr(template_text, "|trim") != NULL;
@@ -75,7 +88,9 @@ const char *firn_tokenizer_chat_family(const firn_tokenizer *tokenizer)
                                          [FIRNI_CHAT_MISTRAL] = "mistral",
                                          [FIRNI_CHAT_GEMMA] = "gemma",
                                          [FIRNI_CHAT_GEMMA4] = "gemma4",
-                                         [FIRNI_CHAT_HARMONY] = "harmony" };
+                                         [FIRNI_CHAT_HARMONY] = "harmony",
+                                         [FIRNI_CHAT_DEEPSEEK2] = "deepseek2",
+                                         [FIRNI_CHAT_DEEPSEEK3] = "deepseek3" };
     return names[tokenizer->chat.family];
 }
 
@@ -255,6 +270,53 @@ static void render_harmony(renderer *out, const firn_chat_message *messages, uin
     put_text(out, "assistant");
 }
 
+static void put_eos(renderer *out)
+{
+    if (out->tokenizer->eos != FIRN_TOKEN_NONE) {
+        put_token(out, out->tokenizer->eos);
+    }
+}
+
+static void render_deepseek2(renderer *out, const firn_chat_message *messages, uint32_t n_messages)
+{
+    for (uint32_t i = 0; i < n_messages; i++) {
+        const bool is_assistant = has_role(&messages[i], "assistant");
+        put_text(out, has_role(&messages[i], "user") ? "User: " : is_assistant ? "Assistant: " : "");
+        put_content(out, messages[i].content);
+        if (is_assistant) {
+            put_eos(out);
+        } else {
+            put_text(out, "\n\n");
+        }
+    }
+    put_text(out, "Assistant:");
+}
+
+/* Nothing stands between a marker and a content. System messages have no marker: the template puts them all in front. */
+static void render_deepseek3(renderer *out, const firn_chat_message *messages, uint32_t n_messages)
+{
+    bool is_first = true;
+    for (uint32_t i = 0; i < n_messages; i++) {
+        if (has_role(&messages[i], "system")) {
+            put_text(out, is_first ? "" : "\n\n");
+            put_content(out, messages[i].content);
+            is_first = false;
+        }
+    }
+    for (uint32_t i = 0; i < n_messages; i++) {
+        const bool is_user = has_role(&messages[i], "user");
+        if (has_role(&messages[i], "system")) {
+            continue;
+        }
+        (void)put_marker(out, is_user ? DEEPSEEK_USER : DEEPSEEK_ASSISTANT);
+        put_content(out, messages[i].content);
+        if (!is_user) {
+            put_eos(out);
+        }
+    }
+    (void)put_marker(out, DEEPSEEK_ASSISTANT);
+}
+
 static void render_plain(renderer *out, const firn_chat_message *messages, uint32_t n_messages)
 {
     for (uint32_t i = 0; i < n_messages; i++) {
@@ -308,7 +370,7 @@ static firn_status check_messages(const firn_tokenizer *tokenizer, const firn_ch
     if (tokenizer->chat.family == FIRNI_CHAT_UNKNOWN) {
         return firni_fail(err, FIRN_ERR_UNSUPPORTED,
                           "the model's chat template is of no known family (chatml, llama3, mistral, gemma, "
-                          "gemma4, harmony); use completions");
+                          "gemma4, harmony, deepseek2, deepseek3); use completions");
     }
     if (n_messages == 0) {
         return firni_fail(err, FIRN_ERR_INVALID, "a chat needs at least one message");
@@ -360,6 +422,8 @@ firn_status firn_tokenizer_chat(const firn_tokenizer *tokenizer, const firn_chat
     case FIRNI_CHAT_GEMMA: render_gemma(&rendered, messages, n_messages); break;
     case FIRNI_CHAT_GEMMA4: render_gemma4(&rendered, messages, n_messages); break;
     case FIRNI_CHAT_HARMONY: render_harmony(&rendered, messages, n_messages); break;
+    case FIRNI_CHAT_DEEPSEEK2: render_deepseek2(&rendered, messages, n_messages); break;
+    case FIRNI_CHAT_DEEPSEEK3: render_deepseek3(&rendered, messages, n_messages); break;
     case FIRNI_CHAT_PLAIN: render_plain(&rendered, messages, n_messages); break;
     case FIRNI_CHAT_UNKNOWN: assert(false); break;
     }

@@ -18,7 +18,9 @@ typedef enum firni_chat_family {
     FIRNI_CHAT_MISTRAL,
     FIRNI_CHAT_GEMMA,
     FIRNI_CHAT_GEMMA4,
-    FIRNI_CHAT_HARMONY
+    FIRNI_CHAT_HARMONY,
+    FIRNI_CHAT_DEEPSEEK2,
+    FIRNI_CHAT_DEEPSEEK3
 } firni_chat_family;
 
 typedef struct firni_chat_style {

@@ -60,6 +60,12 @@ static void attention_over_quantised_blocks_gives_the_bits_of_the_scalar_referen
     run("quantised", checks_quantised, 60);
 }
 
+static void attention_over_latent_blocks_gives_the_bits_of_the_scalar_reference(void **state)
+{
+    (void)state;
+    run("latent", checks_latent, 60);
+}
+
 /* The comparison itself must be able to fail. */
 static float off_by_a_bit(float *out, const float *x, uint32_t n, float max)
 {
@@ -88,6 +94,7 @@ int main(void)
         cmocka_unit_test(attention_gives_the_bits_of_the_scalar_reference),
         cmocka_unit_test(recurrent_layers_give_the_bits_of_the_scalar_reference),
         cmocka_unit_test(attention_over_quantised_blocks_gives_the_bits_of_the_scalar_reference),
+        cmocka_unit_test(attention_over_latent_blocks_gives_the_bits_of_the_scalar_reference),
         cmocka_unit_test(a_variant_that_is_one_bit_off_is_caught),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

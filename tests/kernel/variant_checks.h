@@ -368,6 +368,7 @@ static inline void checks_attention(variant_checks *checks)
 
 #include "recur_checks.h"
 #include "quant_checks.h"
+#include "latent_checks.h"
 
 /* Everything; prints one line and returns the number of differences. */
 static inline unsigned checks_run(const firni_kernels *reference, const firni_kernels *variant, unsigned n_rounds)
@@ -379,6 +380,7 @@ static inline unsigned checks_run(const firni_kernels *reference, const firni_ke
     checks_attention(&checks);
     checks_recurrence(&checks);
     checks_quantised(&checks);
+    checks_latent(&checks);
     printf("# %s: %u of %u comparisons differ from %s\n", variant->name, checks.n_failed, checks.n_compared,
            reference->name);
     return checks.n_failed + (checks.n_compared == 0);

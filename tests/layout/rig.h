@@ -20,6 +20,7 @@
 #define RIG_TOKENS_MAX 640u
 #define RIG_QUERIES    3u /* queries of a comparison, the row's last ones */
 #define RIG_GROUP      2u /* query heads per KV head */
+#define RIG_INDEX_HEADS 3u /* where there are any */
 #define RIG_BIG_BUDGET (UINT64_C(1) << 32)
 
 /* ---- cases: parameters of a family x dtype x geometry ---- */
@@ -30,7 +31,8 @@ typedef struct rig_geometry {
     uint32_t value_dim;
 } rig_geometry;
 
-static const rig_geometry rig_geometries[] = { { 2, 16, 16 }, { 1, 1, 1 }, { 3, 20, 12 }, { 1, 64, 64 }, { 2, 32, 96 } };
+static const rig_geometry rig_geometries[] = { { 2, 16, 16 }, { 1, 1, 1 }, { 3, 20, 12 }, { 1, 64, 64 }, { 2, 32, 96 },
+                                               { 1, 24, 20 } };
 static const firn_dtype rig_dtypes[] = { FIRN_DTYPE_F16, FIRN_DTYPE_F32, FIRN_DTYPE_BF16 };
 
 #define RIG_N_GEOMETRIES (sizeof rig_geometries / sizeof rig_geometries[0])
@@ -42,6 +44,9 @@ static const firn_cache_options rig_families[] = {
     { .layout = "kv:window", .window = 20 },           /* less than a block */
     { .layout = "kv:window", .window = RIG_T + 37 },   /* not a multiple of one */
     { .layout = "kv:window", .window = 3 * RIG_T },    /* as long as most rows of these tests */
+    { .layout = "kv:mla" },
+    { .layout = "kv:mla:mtp" },
+    { .layout = "kv:mla:dsa", .index_dim = 8, .index_top_k = 40 },
     { .layout = "kv:quant", .key_bits = 8 },
     { .layout = "kv:quant", .key_bits = 4, .group = 32 },
     { .layout = "kv:window-quant", .key_bits = 4, .window = RIG_T + 37 },
@@ -199,10 +204,12 @@ static inline firn_status rig_feed(firn_cache *cache, const uint64_t *ids, const
     const uint64_t n_tokens = rig_sum(counts, firn_cache_batch_size(cache));
     float *k = rig_floats(ids, n_tokens, 0, (size_t)options->n_kv_heads * options->head_dim);
     float *v = rig_floats(ids, n_tokens, 1, (size_t)options->n_kv_heads * options->value_dim);
-    const firn_append_input input = { .k = k, .v = v };
+    float *index = options->index_dim > 0 ? rig_floats(ids, n_tokens, 3, options->index_dim) : NULL;
+    const firn_append_input input = { .k = k, .v = v, .index_key = index };
     const firn_status status = firn_cache_append(cache, &input, counts, workers, err);
     free(k);
     free(v);
+    free(index);
     return status;
 }
 
@@ -230,9 +237,22 @@ static inline float *rig_attend(const firn_cache *cache, const firn_donor *donor
     *n_floats = (size_t)n_tokens * n_heads * options->value_dim;
     float *out = calloc(*n_floats + 1, sizeof *out);
     assert_non_null(out);
-    const firn_attend_input input = { .q = q, .out = out, .n_heads = n_heads, .scale = 0.25f };
+    const uint32_t n_index_heads = options->index_dim > 0 ? RIG_INDEX_HEADS : 0;
+    float *index_q = rig_floats(ids, n_tokens, 4, (size_t)n_index_heads * options->index_dim);
+    float *index_weights = rig_floats(ids, n_tokens, 5, n_index_heads);
+    const firn_attend_input input = {
+        .q = q,
+        .out = out,
+        .n_heads = n_heads,
+        .scale = 0.25f,
+        .index_q = n_index_heads > 0 ? index_q : NULL,
+        .index_weights = n_index_heads > 0 ? index_weights : NULL,
+        .n_index_heads = n_index_heads,
+    };
     assert_ok(donor != NULL ? firn_donor_attend(donor, &input, counts, workers, NULL)
                             : firn_cache_attend(cache, &input, counts, workers, NULL));
+    free(index_q);
+    free(index_weights);
     free(q);
     return out;
 }

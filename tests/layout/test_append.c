@@ -114,20 +114,30 @@ static void check_strides(const firn_cache_options *options)
     const uint32_t v_floats = options->n_kv_heads * options->value_dim;
     const uint32_t q_floats = k_floats * RIG_GROUP;
     const uint32_t out_floats = v_floats * RIG_GROUP;
-    const uint32_t stride = q_floats + out_floats + PAD;
+    const uint32_t n_index_heads = options->index_dim > 0 ? RIG_INDEX_HEADS : 0;
+    const uint32_t index_floats = n_index_heads * options->index_dim;
+    const uint32_t stride = q_floats + out_floats + index_floats + PAD;
     float *k = calloc((size_t)N * stride, sizeof *k);
     float *v = calloc((size_t)N * stride, sizeof *v);
     float *q = calloc((size_t)N * stride, sizeof *q);
     float *out = calloc((size_t)N * stride, sizeof *out);
+    float *index = calloc((size_t)3 * N * stride, sizeof *index);
+    float *index_q = index + (size_t)N * stride;
+    float *index_weights = index_q + (size_t)N * stride;
+    assert_non_null(index);
     assert_true(k != NULL && v != NULL && q != NULL && out != NULL);
     for (uint32_t i = 0; i < N; i++) {
         rig_fill(k + (size_t)i * stride, tokens.id[i], 0, k_floats);
         rig_fill(v + (size_t)i * stride, tokens.id[i], 1, v_floats);
         rig_fill(q + (size_t)i * stride, tokens.id[i], 2, q_floats);
+        rig_fill(index + (size_t)i * stride, tokens.id[i], 3, options->index_dim);
+        rig_fill(index_q + (size_t)i * stride, tokens.id[i], 4, index_floats);
+        rig_fill(index_weights + (size_t)i * stride, tokens.id[i], 5, n_index_heads);
     }
     firn_cache *cache = rig_cache(options, pool);
     assert_ok(firn_cache_add_row(cache, NULL));
-    const firn_append_input input = { .k = k, .v = v, .k_stride = stride, .v_stride = stride };
+    const firn_append_input input = { .k = k, .v = v, .k_stride = stride, .v_stride = stride,
+                                      .index_key = n_index_heads > 0 ? index : NULL, .index_stride = stride };
     assert_ok(firn_cache_append(cache, &input, &n, NULL, NULL));
     rig_assert_row(cache, &tokens);
     const firn_attend_input attend = {
@@ -137,6 +147,11 @@ static void check_strides(const firn_cache_options *options)
         .out_stride = stride,
         .n_heads = options->n_kv_heads * RIG_GROUP,
         .scale = 0.25f,
+        .index_q = n_index_heads > 0 ? index_q : NULL,
+        .index_weights = n_index_heads > 0 ? index_weights : NULL,
+        .n_index_heads = n_index_heads,
+        .index_q_stride = stride,
+        .index_weights_stride = stride,
     };
     assert_ok(firn_cache_attend(cache, &attend, &n, NULL, NULL));
     size_t n_floats;
@@ -148,6 +163,7 @@ static void check_strides(const firn_cache_options *options)
         }
     }
     free(dense);
+    free(index);
     free(out);
     free(q);
     free(v);

@@ -33,6 +33,8 @@ static const model_case model_cases[] = {
     { "gemma3", FIRNI_WEIGHT_Q8_0, 16, 6 },
     { "gemma4", FIRNI_WEIGHT_F16, 16, 6 },
     { "gpt-oss", FIRNI_WEIGHT_Q8_0, 16, 2 },
+    { "deepseek2", FIRNI_WEIGHT_Q8_0, 16, 2 },
+    { "deepseek32", FIRNI_WEIGHT_F16, 16, 2 },
 };
 
 #define N_MODEL_CASES (sizeof model_cases / sizeof model_cases[0])
@@ -120,6 +122,7 @@ static void every_architecture_and_weight_type_is_exact_over_chunks(void **state
         { "qwen3", FIRNI_WEIGHT_Q5_0, 24, 2 },  { "llama", FIRNI_WEIGHT_Q5_1, 16, 2 },
         { "qwen3", FIRNI_WEIGHT_Q4_K, 64, 1 },  { "llama", FIRNI_WEIGHT_Q5_K, 64, 1 },
         { "qwen2", FIRNI_WEIGHT_Q6_K, 64, 1 },  { "gpt-oss", FIRNI_WEIGHT_MXFP4, 16, 2 },
+        { "deepseek2", FIRNI_WEIGHT_BF16, 40, 2 }, { "deepseek32", FIRNI_WEIGHT_Q8_0, 40, 2 },
     };
     test_rng rng = test_rng_create("architectures", 12);
     firn_token tokens[N_TOKENS];
