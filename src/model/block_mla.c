@@ -43,6 +43,19 @@ static void apply_yarn_multiplier(firni_keys *keys, firni_hparams *hp)
     }
 }
 
+/* Older files hold the heads' key and value matrices as one tensor, the former transposed. */
+static void refuse_undivided(firni_keys *keys)
+{
+    char key[FIRNI_KEY_BYTES];
+    firni_key_name(keys, "attention.key_length_mla", key);
+    if (keys->status == FIRN_OK && firni_gguf_find(keys->gguf, key) == NULL &&
+        firni_gguf_find_tensor(keys->gguf, "blk.0.attn_kv_b.weight") != NULL) {
+        keys->status = firni_fail(keys->err, FIRN_ERR_UNSUPPORTED, "%s: key '%s' is missing and 'blk.0.attn_kv_b.weight' "
+                                  "is there: a file from before key and value matrices were stored apart; convert the "
+                                  "model again", firni_gguf_path(keys->gguf), key);
+    }
+}
+
 void firni_read_mla(firni_keys *keys, firni_hparams *hp)
 {
     const uint32_t none = 0;
@@ -50,6 +63,7 @@ void firni_read_mla(firni_keys *keys, firni_hparams *hp)
     hp->n_heads = firni_key_u32(keys, "attention.head_count", 1, FIRNI_HEADS_MAX, NULL);
     mla->q_rank = firni_key_u32(keys, "attention.q_lora_rank", 0, FIRNI_WIDTH_MAX, &none);
     mla->kv_rank = firni_key_u32(keys, "attention.kv_lora_rank", 1, FIRNI_HEAD_DIM_MAX, NULL);
+    refuse_undivided(keys);
     const uint32_t key_length = firni_key_u32(keys, "attention.key_length_mla", 1, FIRNI_HEAD_DIM_MAX, NULL);
     mla->value_dim = firni_key_u32(keys, "attention.value_length_mla", 1, FIRNI_HEAD_DIM_MAX, NULL);
     firni_read_rope(keys, hp, key_length);

@@ -77,6 +77,7 @@ static void put_keys(firni_synth *synth)
     firni_synth_put_u32(synth, "attention.q_lora_rank", s.q_rank);
     firni_synth_put_u32(synth, "rope.dimension_count", s.rope);
     firni_synth_put_f32(synth, "rope.freq_base", o->rope_base > 0.0F ? o->rope_base : 10000.0F);
+    firni_synth_put_u32(synth, "feed_forward_length", o->n_ff);
     firni_synth_put_u32(synth, "leading_dense_block_count", 1);
     firni_synth_put_u32(synth, "expert_count", s.n_experts);
     firni_synth_put_u32(synth, "expert_used_count", s.n_used);

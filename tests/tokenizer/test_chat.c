@@ -18,6 +18,11 @@
 #define HARMONY                                                                                                        \
     "{% for m in messages %}{{ '<|start|>' + m.role }}<|channel|>final<|message|>{{ m.content }}<|end|>{% endfor %}"
 
+#define DEEPSEEK2                                                                                                      \
+    "{{ bos_token }}{% for m in messages %}{{ 'User: ' + m.content + '\n\n' }}{{ 'Assistant: ' + m.content + eos_token }}"  \
+    "{% endfor %}{{ 'Assistant:' }}"
+#define DEEPSEEK3 "{{ bos_token }}{{ sys }}{% for m in messages %}<｜User｜>{{ m.content }}<｜Assistant｜>{% endfor %}"
+
 static void use_template(test_vocab *vocab, char *storage, const char *text)
 {
     memcpy(storage, text, strlen(text) + 1);
@@ -40,6 +45,8 @@ static void templates_are_recognised_by_family(void **state)
         { GEMMA, "gemma" },
         { GEMMA4, "gemma4" },
         { HARMONY, "harmony" },
+        { DEEPSEEK2, "deepseek2" },
+        { DEEPSEEK3, "deepseek3" },
         { "<|start|>{{ role }}<|end|>", NULL },
         { "", NULL },
     };
@@ -258,6 +265,35 @@ static void harmony_makes_the_system_message_the_developers(void **state)
     firni_tokenizer_destroy(tokenizer);
 }
 
+/* With the vocabulary's own end of sequence behind each answer. */
+static firn_tokenizer *deepseek_with(const char *text, char *storage)
+{
+    test_vocab vocab;
+    test_vocab_init_bytes(&vocab, "deepseek-v3");
+    vocab.spec.bos = test_vocab_add(&vocab, "<bos>", FIRNI_PIECE_CONTROL, 0);
+    vocab.spec.eos = test_vocab_add(&vocab, "<eos>", FIRNI_PIECE_CONTROL, 0);
+    (void)test_vocab_add(&vocab, "<｜User｜>", FIRNI_PIECE_CONTROL, 0);
+    (void)test_vocab_add(&vocab, "<｜Assistant｜>", FIRNI_PIECE_CONTROL, 0);
+    use_template(&vocab, storage, text);
+    return test_vocab_compile(&vocab);
+}
+
+static void deepseek_ends_answers_with_its_end_of_sequence(void **state)
+{
+    (void)state;
+    char storage[512];
+    firn_tokenizer *tokenizer = deepseek_with(DEEPSEEK2, storage);
+    assert_int_equal(assert_renders(tokenizer, conversation, 4,
+                                    "<bos>Be brief.\n\nUser:  Hello \n\nAssistant: Hi.<eos>User: Bye\n\nAssistant:"),
+                     2);
+    firni_tokenizer_destroy(tokenizer);
+    tokenizer = deepseek_with(DEEPSEEK3, storage);
+    assert_int_equal(assert_renders(tokenizer, conversation, 4,
+                                    "<bos>Be brief.<｜User｜> Hello <｜Assistant｜>Hi.<eos><｜User｜>Bye<｜Assistant｜>"),
+                     6);
+    firni_tokenizer_destroy(tokenizer);
+}
+
 static void a_model_without_a_template_gets_the_plain_frame(void **state)
 {
     (void)state;
@@ -339,6 +375,7 @@ int main(void)
         cmocka_unit_test(llama3_trims_contents_and_begins_with_bos),
         cmocka_unit_test(mistral_puts_the_system_message_into_the_first_users),
         cmocka_unit_test(gemma_calls_the_assistant_model_and_has_no_system_turn),
+        cmocka_unit_test(deepseek_ends_answers_with_its_end_of_sequence),
         cmocka_unit_test(gemma4_has_turns_of_every_role),
         cmocka_unit_test(harmony_makes_the_system_message_the_developers),
         cmocka_unit_test(a_model_without_a_template_gets_the_plain_frame),
