@@ -126,7 +126,7 @@ install: build
 	install -m 755 $(OUT)/firn $(DESTDIR)$(PREFIX)/bin/firn
 	install -m 644 $(OUT)/libfirn.a $(OUT)/libfirnlm.a $(DESTDIR)$(PREFIX)/lib/
 	install -m 644 include/firn/*.h $(DESTDIR)$(PREFIX)/include/firn/
-	install -m 644 models/firn-tiny-q8_0.gguf $(DESTDIR)$(PREFIX)/share/firn/
+	install -m 644 models/firn-tiny-q8_0.gguf models/firn-tiny-draft-q8_0.gguf $(DESTDIR)$(PREFIX)/share/firn/
 
 clean:
 	rm -rf build
