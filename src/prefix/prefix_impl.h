@@ -283,6 +283,9 @@ uint64_t firni_leases_next_deadline(const firn_prefix *prefix); /* UINT64_MAX: n
 
 /* ---- store_job.c ---- */
 
+/* Drops unsaved checkpoints of the node that cannot be resumed any more, because the window before them has gone: nor
+ * could they be from the tier. The node may be saved then. */
+void firni_job_give_up(firn_prefix *prefix, firni_node *node);
 /* A store of the path through `node`, or NULL without memory (NO_MEMORY), and when no position at or below the node can
  * be resumed (FAMILY_MISSING). */
 firni_job *firni_job_create(firn_prefix *prefix, firni_node *node, firn_reason *reason);

@@ -48,6 +48,17 @@ static uint32_t end_in(const firn_prefix *prefix, firni_node *node, bool is_want
                : 0;
 }
 
+void firni_job_give_up(firn_prefix *prefix, firni_node *node)
+{
+    firni_checkpoint *next;
+    for (firni_checkpoint *c = node->checkpoints; c != NULL; c = next) {
+        next = c->next;
+        if (c->unsaved && !is_usable(prefix, node, c->n_tokens)) {
+            firni_checkpoint_drop(prefix, node, c);
+        }
+    }
+}
+
 static firni_node *newest_child(const firni_node *node)
 {
     firni_node *newest = node->children[0];

@@ -154,8 +154,13 @@ void firni_job_ended(firn_prefix *prefix, firni_job *job)
         writer->n_refused = 0;
         writer->next_try_ns = 0;
         firni_job_mark_saved(prefix, job);
-        if (leaf->unsaved && (leaf->store_again || has_more_to_store(prefix, leaf))) {
+        if (leaf->unsaved && has_more_to_store(prefix, leaf)) {
             firni_wait_for_store(prefix, leaf);
+        }
+        for (firni_node *node = leaf; leaf->store_again && node->parent != NULL; node = node->parent) {
+            if (node->unsaved && !node->storing) {
+                firni_wait_for_store(prefix, node);
+            }
         }
     } else {
         refused(prefix, leaf, job->reason);
@@ -256,6 +261,10 @@ void firni_writer_pump(firn_prefix *prefix)
         }
         if (prefix->flushing && leaf->flush_mark == prefix->flush_number) {
             break; /* everything has had its turn in this flush: refused nodes go to the end of the list */
+        }
+        firni_job_give_up(prefix, leaf);
+        if (!leaf->unsaved) {
+            continue;
         }
         firn_reason reason;
         firni_job *job = firni_job_create(prefix, leaf, &reason);
