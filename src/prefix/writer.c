@@ -231,12 +231,17 @@ void firni_writer_press(firn_prefix *prefix, uint64_t bytes)
     }
 }
 
-/* No position at or below the node can be resumed, so a store of it would be of no use to anyone: it may leave. */
+/* No position at or below the node can be resumed, so a store of it would be of no use to anyone: it may leave. What is
+ * above it has been left to its store, and is wanted for itself now. */
 static void give_up(firn_prefix *prefix, firni_node *node)
 {
     firni_stop_waiting(prefix, node);
     firni_mark_saved(prefix, node);
     prefix->stats.reasons[FIRN_REASON_FAMILY_MISSING]++;
+    firni_node *above = node->parent;
+    if (above->parent != NULL && above->unsaved && !above->storing) {
+        firni_wait_for_store(prefix, above);
+    }
 }
 
 void firni_writer_pump(firn_prefix *prefix)
@@ -262,12 +267,9 @@ void firni_writer_pump(firn_prefix *prefix)
         if (prefix->flushing && leaf->flush_mark == prefix->flush_number) {
             break; /* everything has had its turn in this flush: refused nodes go to the end of the list */
         }
+        firn_reason reason = FIRN_REASON_FAMILY_MISSING;
         firni_job_give_up(prefix, leaf);
-        if (!leaf->unsaved) {
-            continue;
-        }
-        firn_reason reason;
-        firni_job *job = firni_job_create(prefix, leaf, &reason);
+        firni_job *job = leaf->unsaved ? firni_job_create(prefix, leaf, &reason) : NULL;
         if (job == NULL && reason == FIRN_REASON_FAMILY_MISSING) {
             give_up(prefix, leaf);
             continue;

@@ -44,22 +44,10 @@ static void play(prefix_rig *rig, const scenario_rows *rows, firn_tier *tier)
         }
         const firn_lease_info info = rig_wait(rig, lease);
         assert_true(info.n_tokens < puts[i].n);
-        rig_row lent = { .n_layers = RIG_LAYERS };
+        rig_row lent = { .n_layers = rig->n_layers };
         if (firn_lease_lend(lease, lent.caches, NULL) == FIRN_OK) {
-            for (uint32_t layer = 0; layer < RIG_LAYERS; layer++) {
-                assert_int_equal(firn_cache_row_tokens(lent.caches[layer], 0), info.n_tokens);
-                const firn_row_view view = firn_cache_view_row(lent.caches[layer], 0);
-                const firn_row_view made = firn_cache_view_row(puts[i].row->caches[layer], 0);
-                for (uint32_t block = 0; block < view.n_blocks; block++) {
-                    const uint32_t n = info.n_tokens - block * 64 < 64 ? info.n_tokens - block * 64 : 64;
-                    for (uint32_t dim = 0; dim < RIG_DIM; dim++) { /* keys lie dimension-major */
-                        assert_memory_equal(firn_block_data(view.blocks[block]) + dim * 64 * sizeof(float),
-                                            firn_block_data(made.blocks[block]) + dim * 64 * sizeof(float),
-                                            n * sizeof(float));
-                    }
-                }
-                firn_cache_destroy(lent.caches[layer]);
-            }
+            rig_row_verify(&lent, puts[i].tokens, info.n_tokens);
+            rig_row_free(&lent);
         } else {
             assert_null(lent.caches[0]);
         }
@@ -75,14 +63,14 @@ static void play(prefix_rig *rig, const scenario_rows *rows, firn_tier *tier)
     rig_stop(rig);
 }
 
-static void torture(bool with_tier)
+static void torture(const char *mixture, bool with_tier)
 {
     uint64_t n = 1;
     for (;; n++) {
         test_world world;
         test_world_init(&world);
         prefix_rig rig;
-        rig_init(&rig, &world.env, 1 << 22);
+        rig_init_mixture(&rig, &world.env, 1 << 22, mixture, 100);
         scenario_rows *rows = calloc(1, sizeof *rows);
         rig_tokens(rows->a_tokens, 300, 1);
         memcpy(rows->b_tokens, rows->a_tokens, sizeof rows->b_tokens);
@@ -96,7 +84,7 @@ static void torture(bool with_tier)
         fault_tier *fault = with_tier ? fault_tier_create(rig.pool) : NULL;
         if (with_tier) {
             const firn_store_input input = { .tokens = rows->b_tokens, .n_tokens = 300, .caches = rig_caches(&rows->b),
-                                             .n_caches = RIG_LAYERS };
+                                             .n_caches = rig.n_layers };
             firn_reason reason;
             assert_true(firn_tier_store(&fault->tier, &input, &reason));
         }
@@ -117,20 +105,24 @@ static void torture(bool with_tier)
         }
         assert_true(n < 5000);
     }
-    printf("%s tier: %u allocations failed in turn\n", with_tier ? "with" : "without", (unsigned)n - 1);
+    printf("%s, %s tier: %u allocations failed in turn\n", mixture, with_tier ? "with" : "without", (unsigned)n - 1);
     assert_true(n > 30);
 }
 
 static void any_failed_allocation_leaves_the_tree_whole(void **state)
 {
     (void)state;
-    torture(false);
+    torture("pp", false);
+    torture("pwc", false);
+    torture("b", false);
 }
 
 static void any_failed_allocation_over_a_tier_leaves_the_tree_whole(void **state)
 {
     (void)state;
-    torture(true);
+    torture("pp", true);
+    torture("pwc", true);
+    torture("b", true);
 }
 
 /* ---- a long life ---- */
