@@ -63,7 +63,7 @@ static firni_path_step describe_node(void *ctx, uint32_t index)
         .first_token = node->first_token,
         .n_tokens = node->n_tokens,
         .reusable_from = node->reusable_from,
-        .has_windows = firni_has_windows(up->prefix, node),
+        .n_windows = firni_count_windows(up->prefix, node),
         .checkpoints = checkpoint_bits(node),
         .cut_anywhere = node->cut_anywhere,
         .boundary = node->boundary,
@@ -100,7 +100,7 @@ static bool may_have_more(const firn_prefix *prefix, const firni_node *child, co
         }
         return c != NULL && c->n_tokens > best;
     }
-    return firni_has_windows(prefix, child) && !firni_has_windows(prefix, on_path);
+    return firni_count_windows(prefix, child) > firni_count_windows(prefix, on_path);
 }
 
 /* The siblings of `on_path` that begin with the same tokens: they stand beside it in order. */

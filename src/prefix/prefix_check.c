@@ -185,7 +185,10 @@ static void check_held(const firn_lease *lease, check_totals *totals)
     for (const firni_node *node = lease->node->parent;
          prefix->families.n_window > 0 && node->parent != NULL && node->first_token / FIRN_BLOCK_TOKENS >= first;
          node = node->parent) {
-        assert(node->window_holds > 0 && firni_has_windows(prefix, node));
+        assert(node->window_holds > 0);
+        assert(firni_count_windows(prefix, node) >=
+               firni_families_windows_needed(&prefix->families, lease->info.n_tokens,
+                                             node->first_token / FIRN_BLOCK_TOKENS));
     }
     if (prefix->families.n_window > 0) {
         totals->n_window_holds -= count_holds(prefix, lease->node, lease->info.n_tokens, 0);

@@ -208,7 +208,9 @@ void firni_caches_destroy(const firn_prefix *prefix, firn_cache **caches);
 
 /* ---- windows.c ---- */
 
-bool firni_has_windows(const firn_prefix *prefix, const firni_node *node); /* all of them */
+/* Of how many kinds of window layers, counted from the longest window, the node has all blocks. */
+uint32_t firni_count_windows(const firn_prefix *prefix, const firni_node *node);
+bool firni_has_windows(const firn_prefix *prefix, const firni_node *node); /* of all */
 /* Keeps the window blocks of the path to `node` from block `first` on, until the same call of unhold. */
 void firni_windows_hold(firn_prefix *prefix, firni_node *node, uint32_t first);
 void firni_windows_unhold(firn_prefix *prefix, firni_node *node, uint32_t first);

@@ -19,14 +19,22 @@
 
 enum { MARGIN_BLOCKS = 2 };
 
-bool firni_has_windows(const firn_prefix *prefix, const firni_node *node)
+uint32_t firni_count_windows(const firn_prefix *prefix, const firni_node *node)
 {
-    for (uint32_t layer = 0; layer < prefix->n_layers; layer++) {
-        if ((prefix->family[layer] & FIRNI_FAMILY_WINDOW) && node->blocks[layer] == NULL) {
-            return false;
+    const firni_families *families = &prefix->families;
+    uint32_t n_kinds = families->n_windows;
+    for (uint32_t layer = 0; layer < prefix->n_layers && n_kinds > 0; layer++) {
+        if ((prefix->family[layer] & FIRNI_FAMILY_WINDOW) && node->blocks[layer] == NULL &&
+            families->kinds[layer] < n_kinds) {
+            n_kinds = families->kinds[layer];
         }
     }
-    return true;
+    return n_kinds;
+}
+
+bool firni_has_windows(const firn_prefix *prefix, const firni_node *node)
+{
+    return firni_count_windows(prefix, node) == prefix->families.n_windows;
 }
 
 static bool has_any_window(const firn_prefix *prefix, const firni_node *node)

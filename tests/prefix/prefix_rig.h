@@ -56,15 +56,15 @@ static inline void rig_notify(void *ctx)
     atomic_fetch_add(&((prefix_rig *)ctx)->n_notified, 1u);
 }
 
-/* A mixture of families, one letter per layer. p: plain; w: a window; c: a state of fixed size (test:state); b: both a
+/* A mixture of families, one letter per layer. p: plain; w: a window; v: one twice as long; c: a state of fixed size (test:state); b: both a
  * window and such a state (test:both). */
 static inline firn_cache_options rig_layer(char letter, uint32_t window)
 {
     firn_cache_options options = { .n_kv_heads = 1, .head_dim = RIG_DIM, .kernel = "scalar" };
-    options.dtype = letter == 'p' || letter == 'w' ? FIRN_DTYPE_F32 : FIRN_DTYPE_NONE;
-    options.layout = letter == 'p' ? "kv:plain" : letter == 'w' ? "kv:window" : letter == 'c' ? "test:state"
+    options.dtype = letter == 'p' || letter == 'w' || letter == 'v' ? FIRN_DTYPE_F32 : FIRN_DTYPE_NONE;
+    options.layout = letter == 'p' ? "kv:plain" : letter == 'w' || letter == 'v' ? "kv:window" : letter == 'c' ? "test:state"
                                                                                               : "test:both";
-    options.window = letter == 'w' || letter == 'b' ? window : 0;
+    options.window = letter == 'w' || letter == 'b' ? window : letter == 'v' ? 2 * window : 0;
     return options;
 }
 

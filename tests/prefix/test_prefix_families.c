@@ -274,7 +274,7 @@ static void put_turn(const firn_token *turn, uint32_t n_prompt, uint32_t n)
 static void one_turn_serves_the_next(void **state)
 {
     (void)state;
-    static const char *const mixtures[] = { "pp", "w", "pw", "c", "pc", "wc", "b", "pwcb" };
+    static const char *const mixtures[] = { "pp", "w", "pvw", "c", "pc", "wc", "b", "vwcb" };
     for (size_t m = 0; m < sizeof mixtures / sizeof mixtures[0]; m++) {
         start(mixtures[m], 100, (firn_prefix_options){ 0 });
         const bool fixed = rig.prefix->families.n_fixed > 0;
@@ -453,7 +453,7 @@ static void let_stores_end(void)
 static void a_turn_is_stored_and_comes_back_after_a_restart(void **state)
 {
     (void)state;
-    static const char *const mixtures[] = { "pp", "w", "pw", "c", "pc", "wc", "b", "pwcb" };
+    static const char *const mixtures[] = { "pp", "w", "pvw", "c", "pc", "wc", "b", "vwcb" };
     for (size_t m = 0; m < sizeof mixtures / sizeof mixtures[0]; m++) {
         start_over_tier(mixtures[m], (firn_prefix_options){ 0 });
         const bool fixed = rig.prefix->families.n_fixed > 0;

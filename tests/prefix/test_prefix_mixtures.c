@@ -34,11 +34,13 @@ typedef struct world {
 
 /* ---- the definition ---- */
 
-static bool has_windows(const firn_prefix *prefix, const firni_node *node)
+/* The blocks of window layers that a row of n tokens needs of this node. */
+static bool has_windows(const firn_prefix *prefix, const firni_node *node, uint32_t n)
 {
     for (uint32_t layer = 0; layer < prefix->n_layers; layer++) {
-        const firn_cache_options *options = firn_cache_get_options(prefix->shapes[layer]);
-        if (options->window > 0 && node->blocks[layer] == NULL) {
+        const uint32_t window = firn_cache_get_options(prefix->shapes[layer])->window;
+        const uint32_t first = n > window ? (n - window) / 64 : 0;
+        if (window > 0 && node->first_token / 64 >= first && node->blocks[layer] == NULL) {
             return false;
         }
     }
@@ -60,11 +62,6 @@ static bool has_state_at(const firn_prefix *prefix, const firni_node *node, uint
 
 static bool is_usable(const firn_prefix *prefix, const firni_node *root, const firn_token *tokens, uint32_t n)
 {
-    bool windowed = false;
-    for (uint32_t layer = 0; layer < prefix->n_layers; layer++) {
-        windowed = windowed || firn_cache_get_options(prefix->shapes[layer])->window > 0;
-    }
-    const uint32_t first_window = windowed && n > WINDOW ? (n - WINDOW) / 64 : 0;
     const uint32_t last = (n - 1) / 64;
     const firni_node *node = root;
     for (uint32_t i = 0; i < last; i++) {
@@ -75,7 +72,7 @@ static bool is_usable(const firn_prefix *prefix, const firni_node *root, const f
                 next = child;
             }
         }
-        if (next == NULL || (windowed && i >= first_window && !has_windows(prefix, next))) {
+        if (next == NULL || !has_windows(prefix, next, n)) {
             return false;
         }
         node = next;
@@ -84,7 +81,7 @@ static bool is_usable(const firn_prefix *prefix, const firni_node *root, const f
     for (uint32_t c = 0; c < node->n_children; c++) {
         const firni_node *child = node->children[c];
         if (child->n_tokens >= n_rest && memcmp(child->tokens, &tokens[last * 64], n_rest * sizeof tokens[0]) == 0 &&
-            (!windowed || has_windows(prefix, child)) && has_state_at(prefix, child, n)) {
+            has_windows(prefix, child, n) && has_state_at(prefix, child, n)) {
             return true;
         }
     }
@@ -312,7 +309,7 @@ static uint64_t run(const char *mixture, uint64_t seed, uint32_t n_nodes_max, bo
     return w.n_tier_tokens;
 }
 
-static const char *const mixtures[] = { "w", "pw", "c", "pc", "wc", "b", "pwcb" };
+static const char *const mixtures[] = { "w", "pw", "pvw", "c", "pc", "wc", "b", "vwcb" };
 
 enum { N_MIXTURES = sizeof mixtures / sizeof mixtures[0] };
 
