@@ -4,18 +4,29 @@
  *      root(ns) -- [64 tokens] -- [64 tokens] -- [64 tokens]
  *                                      \-- [64 tokens] -- [17 tokens]      a leaf may hold a partial tail
  *
- * A node holds the block references of every layer for its tokens. Tokens are compared, never only hashed. Running rows
- * and nodes share blocks in the same pool, so a hit copies nothing and the budget counts what is really held.
+ * A node holds the block references of every layer that has token blocks. Tokens are compared, never only hashed.
+ * Running rows and nodes share blocks in the same pool, so a hit copies nothing and the budget counts what is really
+ * held.
  *
+ *   - What can be resumed is the largest usable position over all families of layers. Layers that keep all blocks can
+ *     be cut after any token. Window layers need the blocks before the position: a node may lack them. Layers with a
+ *     fixed-size state need a *checkpoint* at exactly the position: the state of all of them, which put() leaves at the
+ *     rows' own count.
  *   - acquire() finds the longest usable prefix of a prompt in RAM and in the tier below, starts the read when the tier
  *     has more, and pins what it promised. Identical reads in flight are joined.
  *   - lend() makes serial caches that share the donor's blocks; the donor stays in place.
  *   - put() inserts what is new. With a tier below, new nodes are dirty until stored there: write-behind, on the store
  *     worker's thread. Dirty nodes stay readable and are retried; they leave RAM unstored only when there is no tier.
- *     Whole blocks are stored soon. A partial tail is left to grow: it is stored by a flush, when room is wanted, or
- *     when dirty nodes take more than an eighth of the budget. While the tier refuses stores or hangs, put() accepts
- *     dirty nodes up to a quarter of the budget, so that the rest stays evictable and serving goes on.
- *   - Eviction takes leaves first, least recently used first; never a pinned node, never a parent before its children.
+ *     Whole blocks are stored soon, and with fixed-size state up to the last checkpoint at or before their end. A
+ *     partial tail is left to grow: it is stored by a flush, when room is wanted, or when dirty nodes, with those
+ *     before them on their paths, take more than an eighth of the budget. While the tier refuses stores or hangs,
+ *     put() accepts dirty nodes until that is a quarter of the budget, so that the rest stays evictable and serving
+ *     goes on.
+ *   - Of the checkpoints of one conversation those nearest to 0, 2, 32 and 512 blocks before the end of its prompt are
+ *     kept, the latest, and one before each branch; the others are dropped as newer ones arrive, once they are stored.
+ *   - Under pressure window blocks leave first that neither the end of a path, nor a branch, nor a lease needs; a later
+ *     row brings them back. Then leaves, least recently used first; never a pinned node, never a parent before its
+ *     children. Where something is stored but cannot be resumed any more a lookup says FAMILY_MISSING.
  *
  * Threads: the tree belongs to one thread (the engine's). Only `notify` is called from other threads.
  */
@@ -55,6 +66,7 @@ void firn_prefix_destroy(firn_prefix *prefix);
  *   NO_PREFIX    not even the first token is stored
  *   BELOW_MIN    something matches, but less than min_tokens
  *   BREAKEVEN    the tier has less than min_tokens more than RAM
+ *   FAMILY_MISSING  more tokens are stored, but not with the window or the state that resuming them takes
  *   DEADLINE     a read did not end in time; until it has ended, no other is waited for
  *   NO_MEMORY    there is no room for what would be read, or no place in the tree for what was
  * or the reason that the tier gave for a failed read or, when RAM matches less than the tier, for a miss. */
@@ -91,8 +103,9 @@ void firn_lease_release(firn_lease *lease);
 bool firn_prefix_put(firn_prefix *prefix, const firn_token *tokens, uint32_t n_tokens, const char *ns,
                      const firn_cache *const *caches, firn_reason *reason);
 
-/* Evicts until the pool has `bytes` of room beside what reads in flight will take, or nothing more that would give it any
- * may be evicted; returns whether there is room. When there is not, stores of dirty leaves are started, so that a later call can do better. */
+/* Evicts until the pool has `bytes` of room beside what reads in flight will take, or nothing more that would give it
+ * any may be evicted; returns whether there is room. When there is not, stores of dirty leaves are started, so that a
+ * later call can do better. */
 bool firn_prefix_make_room(firn_prefix *prefix, uint64_t bytes);
 /* Handles finished stores and reads, retries and deadlines; call from the engine loop whenever notified, and at least
  * every retry_ns_min while something is dirty. Never blocks. Returns the nanoseconds until it next has something to do

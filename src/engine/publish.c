@@ -1,10 +1,10 @@
 /*
- * What of a running row goes into the token tree, and when. Owns the choice of the counts; the tree owns what becomes of
- * them.
+ * What of a running row goes into the token tree, and when. Owns the choice of the counts; the tree owns what becomes
+ * of them.
  *
  *      prompt, then answer   0 ......................... N ........... end
  *      all blocks kept                                   *              *      all positions before are there too
- *      windows               *    *    *    *    *    *  *              *      each chunk, before its blocks leave the row
+ *      windows               *    *    *    *    *    *  *              *      each chunk, before its blocks go
  *      fixed-size state                 *           *  *                *      where somebody may come back to
  *
  * Blocks of a window leave the row as it goes on, so they are put after each chunk, whole blocks at a time. A state of
@@ -94,8 +94,8 @@ void firni_publish_progress(firn_engine *engine, uint32_t row, uint32_t n_kept)
     }
 }
 
-/* Of a window the tree keeps the blocks before the row's last put position, with the margin of src/prefix/windows.c, and
- * a store in progress keeps those before its own, with the chunk that it takes along. */
+/* Of a window the tree keeps the blocks before the row's last put position, with the margin of src/prefix/windows.c,
+ * and a store in progress keeps those before its own, with the chunk that it takes along. */
 enum { WINDOWS_PUBLISHED = 2, WINDOW_BLOCKS_MORE = 10 };
 
 uint64_t firni_published_bytes(const firn_engine *engine, const firn_cache *shape, uint32_t tokens)

@@ -6,17 +6,17 @@
  *         '-------- waits for a read ---- it ended, or the deadline came: look in RAM once more -----> ready
  *                         '-------------- release: the read goes on without it
  *
- * A lease pins one node, the deepest it uses: its ancestors have a child and therefore stay, and the window blocks among
- * them that it needs are held. It also has references of its own to the blocks of that node, because a tail that grows
- * gets other blocks, and to the fixed-size states, because a checkpoint may be dropped.
+ * A lease pins one node, the deepest it uses: its ancestors have a child and therefore stay, and the window blocks
+ * among them that it needs are held. It also has references of its own to the blocks of that node, because a tail that
+ * grows gets other blocks, and to the fixed-size states, because a checkpoint may be dropped.
  */
 #include <assert.h>
 #include <string.h>
 
 #include "prefix/prefix_impl.h"
 
-/* A tail that has grown since in the tree, or a checkpoint that it has dropped, may give its memory back here: the lease
- * was then the last holder. */
+/* A tail that has grown since in the tree, or a checkpoint that it has dropped, may give its memory back here: the
+ * lease was then the last holder. */
 static void drop_held(firn_lease *lease)
 {
     for (uint32_t i = 0; i < 2 * lease->prefix->n_layers; i++) {
@@ -212,7 +212,8 @@ firn_status firn_prefix_acquire(firn_prefix *prefix, const firn_token *prompt, u
         return firni_fail(err, FIRN_ERR_INVALID, "a cache namespace has at most %u bytes",
                           (unsigned)FIRN_NAMESPACE_BYTES_MAX);
     }
-    firn_lease *lease = firni_calloc(prefix->env, 1, sizeof *lease + 2 * (size_t)prefix->n_layers * sizeof lease->held[0]);
+    const size_t held_bytes = 2 * (size_t)prefix->n_layers * sizeof(firn_block *);
+    firn_lease *lease = firni_calloc(prefix->env, 1, sizeof *lease + held_bytes);
     if (lease == NULL) {
         goto fail;
     }

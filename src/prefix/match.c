@@ -133,8 +133,8 @@ static uint32_t best_of_siblings(const firn_prefix *prefix, firni_node *on_path,
     return best;
 }
 
-/* A prompt that leaves a path inside a block shares the beginning of that block with all that left it there before. Where
- * blocks can be cut they all serve alike; a checkpoint or a window is in one of them. */
+/* A prompt that leaves a path inside a block shares the beginning of that block with all that left it there before.
+ * Where blocks can be cut they all serve alike; a checkpoint or a window is in one of them. */
 uint32_t firni_tokens_usable(const firn_prefix *prefix, firni_node *node, const firn_token *tokens, uint32_t n_max,
                              firni_node **last)
 {

@@ -1,6 +1,6 @@
 /*
- * Paths as caches: what a lease lends and what a store reads are made the same way, as rows that share the path's blocks
- * and states. Owns the shape of these rows; which position a row stands at has been decided before.
+ * Paths as caches: what a lease lends and what a store reads are made the same way, as rows that share the path's
+ * blocks and states. Owns the shape of these rows; which position a row stands at has been decided before.
  *
  * A row whose last block is used only in part stands at n_tokens inside it; whoever appends to it copies that block
  * first, because it is shared. So the tree's block is never written, whatever becomes of the row.

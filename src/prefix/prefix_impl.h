@@ -168,7 +168,7 @@ void firni_mark_unsaved(firn_prefix *prefix, firni_node *node);
 void firni_mark_saved(firn_prefix *prefix, firni_node *node);
 /* Puts the node into the list of unsaved ones, or out of it, after something of it was marked. */
 void firni_update_unsaved(firn_prefix *prefix, firni_node *node);
-/* Brings the node's part of stuck_bytes up to date, after its mark, its window holds or its checkpoints have changed. */
+/* Brings the node's part of stuck_bytes up to date, after its mark, window holds or checkpoints have changed. */
 void firni_count_stuck(firn_prefix *prefix, firni_node *node);
 void firni_wait_for_store(firn_prefix *prefix, firni_node *node); /* at the end of the list */
 void firni_stop_waiting(firn_prefix *prefix, firni_node *node);   /* nothing when it is not in the list */
@@ -196,8 +196,8 @@ typedef struct firni_path_end {
     bool for_store;             /* with window blocks before those needed */
 } firni_path_end;
 
-/* Window blocks that a store takes along beside those needed: a chunk's worth, since each chunk is put. Few, because they
- * cannot leave while the store waits. */
+/* Window blocks that a store takes along beside those needed: a chunk's worth, since each chunk is put. Few, because
+ * they cannot leave while the store waits. */
 enum { FIRNI_STORE_BLOCKS_MORE = 4 };
 
 /* One serial cache per layer with n_tokens tokens, a usable position. On failure all slots are NULL. first_window: from
@@ -303,7 +303,8 @@ void firni_writer_deinit(firn_prefix *prefix); /* waits for the store in progres
 void firni_writer_want(firn_prefix *prefix, firni_node *node);
 /* Queues what waits, as far as the queue and the pause after a refusal allow. */
 void firni_writer_pump(firn_prefix *prefix);
-/* Takes back the stores that have not begun, with what they hold; they are wanted again. Returns whether there were any. */
+/* Takes back the stores that have not begun, with what they hold; they are wanted again. Returns whether there were
+ * any. */
 bool firni_writer_recall(firn_prefix *prefix);
 /* Wants the least recently used unsaved leaves stored now, tails included, until they would free `bytes`. */
 void firni_writer_press(firn_prefix *prefix, uint64_t bytes);

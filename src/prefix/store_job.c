@@ -3,9 +3,9 @@
  * jobs are made and how often is writer.c's concern.
  *
  * State can be stored only where it can be resumed. Blocks that can be cut are stored to the end of the node that is
- * wanted. Where layers keep a fixed-size state the path must end at a checkpoint: one of the node's, or one further down
- * the path. A few more window blocks go along than the end needs, so that positions between two stores can be resumed
- * from the tier too.
+ * wanted. Where layers keep a fixed-size state the path must end at a checkpoint: one of the node's, or one further
+ * down the path. A few more window blocks go along than the end needs, so that positions between two stores can be
+ * resumed from the tier too.
  */
 #include <assert.h>
 #include <string.h>

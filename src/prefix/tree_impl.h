@@ -8,8 +8,8 @@
  * A node covers tokens [first_token, first_token + n_tokens) of every sequence that passes through it, and holds one
  * block with their state per layer that has token blocks. Positions are multiples of 64, so a node is exactly one block
  * per layer. The block of a window layer may be missing: the row had let go of it, or the tree has, under pressure.
- * Layers with a fixed-size state have checkpoints instead: the state of all of them after an exact count of tokens, kept
- * by the node that holds the last of these tokens.
+ * Layers with a fixed-size state have checkpoints instead: the state of all of them after an exact count of tokens,
+ * kept by the node that holds the last of these tokens.
  *
  * Children are sorted by their tokens, and no child's tokens begin with all of another's: a tail that grows replaces
  * the shorter one. Both facts make a lookup one binary search. A sibling that shares the longest beginning with a
@@ -21,8 +21,8 @@
  *
  * Nodes that may leave stand in a heap of leaves that are neither pinned nor unsaved; unsaved leaves stand in another,
  * for storing them early under pressure. Inner nodes whose window blocks nobody needs stand in a third (windows.c). The
- * heaps have room for every node before the node is linked, so that nothing that moves a node between them can fail. The
- * engine thread alone touches anything here.
+ * heaps have room for every node before the node is linked, so that nothing that moves a node between them can fail.
+ * The engine thread alone touches anything here.
  */
 #ifndef FIRNI_TREE_IMPL_H
 #define FIRNI_TREE_IMPL_H

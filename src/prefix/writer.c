@@ -195,7 +195,8 @@ void firni_writer_want(firn_prefix *prefix, firni_node *node)
 static uint64_t bytes_kept_by(const firni_node *leaf)
 {
     uint64_t bytes = leaf->stuck_bytes;
-    for (const firni_node *node = leaf->parent; node->parent != NULL && node->n_stuck_children == 1; node = node->parent) {
+    const firni_node *node = leaf->parent;
+    for (; node->parent != NULL && node->n_stuck_children == 1; node = node->parent) {
         bytes += node->stuck_bytes;
     }
     return bytes;

@@ -1,7 +1,7 @@
 /*
  * The engine over storage families: what is published while a row runs, what the next request reuses, and that memory
- * suffices for all that was let in. The model is the built-in one with layers exchanged: a window instead of all blocks,
- * or a state on which the stored values depend, so that an answer from the wrong state differs.
+ * suffices for all that was let in. The model is the built-in one with layers exchanged: a window instead of all
+ * blocks, or a state on which the stored values depend, so that an answer from the wrong state differs.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -16,8 +16,12 @@ typedef struct model_case {
 } model_case;
 
 static const model_case models[] = {
-    { "tests/oracle/llama.gguf", false },   { "tests/oracle/gemma3.gguf", false },   { "tests/oracle/gemma4.gguf", false },
-    { "tests/oracle/gptoss.gguf", false },  { "tests/oracle/qwen35.gguf", true },    { "tests/oracle/qwen3next.gguf", true },
+    { "tests/oracle/llama.gguf", false },
+    { "tests/oracle/gemma3.gguf", false },
+    { "tests/oracle/gemma4.gguf", false },
+    { "tests/oracle/gptoss.gguf", false },
+    { "tests/oracle/qwen35.gguf", true },
+    { "tests/oracle/qwen3next.gguf", true },
     { "tests/oracle/mamba2.gguf", true },
 };
 
@@ -54,7 +58,8 @@ static void assert_same_answer(const test_answer *a, const test_answer *b)
     }
 }
 
-/* The bits are those of computing all, and so many tokens were not computed; some of them came from the disk, or none. */
+/* The bits are those of computing all, and so many tokens were not computed; some of them came from the disk, or none.
+ * */
 static void ask_and_check(test_stack *stack, const firn_token *prompt, uint32_t n, uint32_t n_reused, bool from_disk)
 {
     static test_answer answer, fresh;

@@ -56,13 +56,14 @@ static inline void rig_notify(void *ctx)
     atomic_fetch_add(&((prefix_rig *)ctx)->n_notified, 1u);
 }
 
-/* A mixture of families, one letter per layer. p: plain; w: a window; v: one twice as long; c: a state of fixed size (test:state); b: both a
- * window and such a state (test:both). */
+/* A mixture of families, one letter per layer. p: plain; w: a window; v: one twice as long; c: a state of fixed size
+ * (test:state); b: both a window and such a state (test:both). */
 static inline firn_cache_options rig_layer(char letter, uint32_t window)
 {
     firn_cache_options options = { .n_kv_heads = 1, .head_dim = RIG_DIM, .kernel = "scalar" };
     options.dtype = letter == 'p' || letter == 'w' || letter == 'v' ? FIRN_DTYPE_F32 : FIRN_DTYPE_NONE;
-    options.layout = letter == 'p' ? "kv:plain" : letter == 'w' || letter == 'v' ? "kv:window" : letter == 'c' ? "test:state"
+    const bool is_window = letter == 'w' || letter == 'v';
+    options.layout = letter == 'p' ? "kv:plain" : is_window ? "kv:window" : letter == 'c' ? "test:state"
                                                                                               : "test:both";
     options.window = letter == 'w' || letter == 'b' ? window : letter == 'v' ? 2 * window : 0;
     return options;
@@ -332,8 +333,8 @@ static inline firn_lease_info rig_lookup(prefix_rig *rig, const firn_token *toke
     return info;
 }
 
-/* Puts a row that was computed in chunks and put after each, as a running request is: the tree sees every block of every
- * window, and a state at each end of a chunk. */
+/* Puts a row that was computed in chunks and put after each, as a running request is: the tree sees every block of
+ * every window, and a state at each end of a chunk. */
 static inline void rig_put_in_chunks(prefix_rig *rig, const firn_token *tokens, uint32_t n, uint32_t chunk,
                                      const char *ns)
 {

@@ -2,8 +2,8 @@
  * Random operations over mixtures of families: puts at random counts, leases held across other operations, shortage,
  * stores and reads. Three truths are held against the tree:
  *
- *      the definition   each lookup finds the largest position at which, by the definition, everything is there: asked of
- *                       the tree's own nodes one by one, without its search
+ *      the definition   each lookup finds the largest position at which, by the definition, everything is there: asked
+ *                       of the tree's own nodes one by one, without its search
  *      the history      without shortage that is what the puts imply, token for token, where state can be cut
  *      the bits         whatever is lent is compared with the row that these tokens make
  */
@@ -154,7 +154,8 @@ static void extend_and_put(world *w, rig_row *row, const firn_token *tokens, uin
         const uint32_t at = rig_row_tokens(row);
         const uint32_t next = in_chunks && (at / 64 + 1) * 64 < n ? (at / 64 + 1) * 64 : n;
         /* Fresh memory for what is computed: as an engine would, or not at all. */
-        if (!firn_prefix_make_room(w->rig.prefix, 2 * w->rig.prefix->node_bytes + 2 * w->rig.prefix->checkpoint_bytes)) {
+        const uint64_t step_bytes = w->rig.prefix->node_bytes + w->rig.prefix->checkpoint_bytes;
+        if (!firn_prefix_make_room(w->rig.prefix, 2 * step_bytes)) {
             return;
         }
         rig_row_extend(row, tokens, next);
@@ -233,7 +234,8 @@ static uint64_t run(const char *mixture, uint64_t seed, uint32_t n_nodes_max, bo
     w.tier = with_tier ? fault_tier_create(w.rig.pool) : NULL;
     make_sequences(&w);
     start(&w, (firn_prefix_options){ 0 });
-    const uint64_t budget_bytes = n_nodes_max * w.rig.prefix->node_bytes + n_nodes_max / 3 * w.rig.prefix->checkpoint_bytes;
+    const uint64_t checkpoint_bytes = n_nodes_max / 3 * w.rig.prefix->checkpoint_bytes;
+    const uint64_t budget_bytes = n_nodes_max * w.rig.prefix->node_bytes + checkpoint_bytes;
     const firn_prefix_options options = { .budget_bytes = budget_bytes };
     rig_stop(&w.rig);
     start(&w, options);
@@ -334,7 +336,8 @@ static void state_moves_between_ram_and_tier_and_stays_right(void **state)
 {
     (void)state;
     for (uint32_t m = 0; m < N_MIXTURES; m++) {
-        const uint64_t n_tier_tokens = run(mixtures[m], 40 + m, 60, true, 400) + run(mixtures[m], 50 + m, 16, true, 300);
+        uint64_t n_tier_tokens = run(mixtures[m], 40 + m, 60, true, 400);
+        n_tier_tokens += run(mixtures[m], 50 + m, 16, true, 300);
         assert_true(n_tier_tokens > 0);
     }
 }
