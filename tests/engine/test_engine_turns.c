@@ -7,7 +7,7 @@
 
 #include "support/engine_fixture.h"
 
-enum { PROMPT_MAX = 700, N_PROMPT = 390, N_ANSWER = 6 };
+enum { PROMPT_MAX = 700, N_PROMPT = 390, N_ANSWER = 10 };
 
 /* State of a fixed size can only be resumed where it was kept. */
 typedef struct model_case {
@@ -71,22 +71,24 @@ static void ask_and_check(test_stack *stack, const firn_token *prompt, uint32_t 
     assert_same_answer(&answer, &fresh);
 }
 
-static void converse(const model_case *model)
+static void converse(const model_case *model, bool speculates, test_answer *first)
 {
     static test_answer answer;
     static firn_token prompt[PROMPT_MAX], branch[PROMPT_MAX];
     const uint32_t last_block = (N_PROMPT - 1) / 64 * 64;
     char *dir = test_dir_create();
-    const test_stack_options options = { .model_path = model->path, .disk_dir = dir,
+    const test_stack_options options = { .model_path = model->path,
+                                         .disk_dir = dir,
+                                         .draft_path = speculates ? model->path : NULL, /* guesses well */
                                          .engine = { .chunk_tokens_max = 100, .ctx_tokens_max = PROMPT_MAX } };
     test_stack stack;
     test_stack_open(&stack, &options);
     fill_prompt(prompt, 0, N_PROMPT, 1);
-    ask(&stack, prompt, N_PROMPT, false, &answer);
-    assert_int_equal(answer.usage.cache.n_tokens, 0);
+    ask(&stack, prompt, N_PROMPT, false, first);
+    assert_int_equal(first->usage.cache.n_tokens, 0);
     ask_and_check(&stack, prompt, N_PROMPT, model->fixed ? last_block : N_PROMPT - 1, false);
     /* The conversation goes on, and another leaves it; a third leaves where the second did. */
-    memcpy(prompt + N_PROMPT, answer.tokens, N_ANSWER * sizeof prompt[0]);
+    memcpy(prompt + N_PROMPT, first->tokens, N_ANSWER * sizeof prompt[0]);
     fill_prompt(prompt, N_PROMPT + N_ANSWER, 500, 2);
     ask_and_check(&stack, prompt, 500, N_PROMPT + N_ANSWER - 1, false);
     memcpy(branch, prompt, sizeof branch);
@@ -108,9 +110,24 @@ static void converse(const model_case *model)
 static void each_turn_reuses_the_one_before_with_the_same_bits(void **state)
 {
     (void)state;
+    static test_answer first;
     for (size_t m = 0; m < N_MODELS; m++) {
         print_message("%s\n", models[m].path);
-        converse(&models[m]);
+        converse(&models[m], false, &first);
+    }
+}
+
+/* As many tokens are reused, and the answers are the same. */
+static void speculation_costs_no_hits(void **state)
+{
+    (void)state;
+    static test_answer plain, speculated;
+    const model_case *const some[] = { &models[1], &models[4] };
+    for (size_t m = 0; m < 2; m++) {
+        converse(some[m], false, &plain);
+        converse(some[m], true, &speculated);
+        assert_true(speculated.usage.draft.drafted_tokens > 0 && plain.usage.draft.drafted_tokens == 0);
+        assert_same_answer(&plain, &speculated);
     }
 }
 
@@ -118,6 +135,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(each_turn_reuses_the_one_before_with_the_same_bits),
+        cmocka_unit_test(speculation_costs_no_hits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
