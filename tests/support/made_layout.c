@@ -3,6 +3,7 @@
  * state that is used at another count than its own, or with other tokens, has other bytes.
  *
  *      test:state   a fixed-size state, no token blocks, like a recurrent layer
+ *      test:late    the same, that cannot be resumed before token 80
  *      test:both    the same state and a token block per 64 tokens, a lane of 64 bytes each: all blocks, or those of
  *                   `window`
  *   test:mixed   kv:plain or, with `window`, kv:window, and the same state, on which the stored values depend: a model
@@ -152,7 +153,16 @@ static firn_status dense(const firn_cache *cache, firn_tensor *tensors, uint32_t
     .working_bytes = firni_rows_working_bytes, .reserve = firni_rows_reserve, .append = append, .state = dense,       \
     .check = firni_rows_check
 
+/* As of a layout whose representation changed for good at its 80th token. */
+static uint32_t late_offset(const firn_cache *cache, uint32_t row)
+{
+    (void)cache;
+    (void)row;
+    return 80;
+}
+
 static const firni_layout layout_state = { .family = "test:state", TABLE };
+static const firni_layout layout_late = { .family = "test:late", TABLE, .minimum_reusable_offset = late_offset };
 static const firni_layout layout_both = { .family = "test:both", TABLE, .planes = planes, .settle = firni_rows_settle,
                                           .first_block_needed = firni_rows_first_block_needed };
 
@@ -184,7 +194,7 @@ static const firni_layout layout_mixed = {
 
 const firni_layout *firni_layout_find_more(const char *family)
 {
-    const firni_layout *const layouts[] = { &layout_state, &layout_both, &layout_mixed };
+    const firni_layout *const layouts[] = { &layout_state, &layout_both, &layout_mixed, &layout_late };
     for (size_t i = 0; i < sizeof layouts / sizeof layouts[0]; i++) {
         if (strcmp(family, layouts[i]->family) == 0) {
             return layouts[i];

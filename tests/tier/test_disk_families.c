@@ -139,6 +139,25 @@ static void a_row_with_a_state_is_stored_under_its_own_count_only(void **unused)
     rig_destroy(r);
 }
 
+static void nothing_is_resumed_before_its_first_reusable_offset(void **unused)
+{
+    (void)unused;
+    rig *r = rig_create(FIXTURE_LATE);
+    put(r, 70);
+    for (unsigned round = 0; round < 2; round++) {
+        const firn_match match = firn_tier_find(r->tier, r->tokens, 90, NULL);
+        assert_null(match.handle);
+        assert_int_equal(match.reason, FIRN_REASON_FAMILY_MISSING);
+        assert_int_equal(match.matched_len, 70);
+        rig_reopen(r);
+    }
+    put(r, 90);
+    rig_reopen(r);
+    assert_int_equal(got(r, 100), 90);
+    assert_int_equal(got(r, 90), 0);
+    rig_destroy(r);
+}
+
 static void a_divergence_is_explained_without_token_blocks_too(void **unused)
 {
     (void)unused;
@@ -539,6 +558,7 @@ int main(void)
         cmocka_unit_test(a_stored_count_comes_back_in_every_family),
         cmocka_unit_test(a_state_is_found_at_its_own_count_only),
         cmocka_unit_test(a_row_with_a_state_is_stored_under_its_own_count_only),
+        cmocka_unit_test(nothing_is_resumed_before_its_first_reusable_offset),
         cmocka_unit_test(a_divergence_is_explained_without_token_blocks_too),
         cmocka_unit_test(a_restore_of_less_needs_a_usable_position),
         cmocka_unit_test(window_blocks_before_the_window_are_not_read),

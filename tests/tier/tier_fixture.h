@@ -27,11 +27,13 @@ typedef enum fixture_schema {
     FIXTURE_ALL,          /* window, state, plain */
     FIXTURE_STATES_ONLY,  /* state, state: no token blocks at all */
     FIXTURE_WINDOWS_ONLY, /* window */
-    FIXTURE_SCHEMAS
+    FIXTURE_SCHEMAS,
+    FIXTURE_LATE = FIXTURE_SCHEMAS, /* plain, and a state that cannot be resumed before token 80: for its own test */
+    FIXTURE_SCHEMAS_ALL
 } fixture_schema;
 
-static const char *const fixture_schema_names[FIXTURE_SCHEMAS] = {
-    "plain", "plain and windows", "plain and states", "plain, window and state", "states only", "a window only",
+static const char *const fixture_schema_names[FIXTURE_SCHEMAS_ALL] = {
+    "plain", "plain and windows", "plain and states", "plain, window and state", "states only", "a window only", "late",
 };
 
 typedef struct fixture_options {
@@ -58,13 +60,14 @@ typedef struct fixture_layer {
     uint32_t window;
 } fixture_layer;
 
-static const fixture_layer fixture_schemas[FIXTURE_SCHEMAS][FIXTURE_LAYERS_MAX] = {
+static const fixture_layer fixture_schemas[FIXTURE_SCHEMAS_ALL][FIXTURE_LAYERS_MAX] = {
     [FIXTURE_PLAIN] = { { "kv:plain", 0 }, { "kv:plain", 0 } },
     [FIXTURE_WINDOWS] = { { "kv:window", FIXTURE_WINDOW }, { "kv:plain", 0 }, { "kv:window", FIXTURE_WINDOW / 2 } },
     [FIXTURE_STATES] = { { "test:state", 0 }, { "kv:plain", 0 }, { "test:both", 0 } },
     [FIXTURE_ALL] = { { "kv:window", FIXTURE_WINDOW }, { "test:state", 0 }, { "kv:plain", 0 } },
     [FIXTURE_STATES_ONLY] = { { "test:state", 0 }, { "test:state", 0 } },
     [FIXTURE_WINDOWS_ONLY] = { { "kv:window", FIXTURE_WINDOW } },
+    [FIXTURE_LATE] = { { "kv:plain", 0 }, { "test:late", 0 } },
 };
 
 static inline void fixture_init(fixture *fix, const firn_env *env, const fixture_options *options)
