@@ -3,6 +3,8 @@
  * between them goes to the vocabulary's own algorithm.
  *
  * Steps of firni_encoder_text():
+ *   0. U+2581 is a space to the SentencePiece kind, as in SentencePiece, where spaces are spelled so: user-defined
+ *      tokens of spaces are found across both;
  *   1. at each byte, ask for the longest special token that begins here (tokenizer_special.c);
  *   2. when there is one, encode the text before it and push it;
  *   3. encode what is left.
@@ -28,6 +30,7 @@ void firni_encoder_deinit(firni_encoder *encoder)
     firni_free(encoder->env, encoder->symbols);
     firni_free(encoder->env, encoder->heap);
     firni_free(encoder->env, encoder->text);
+    firni_free(encoder->env, encoder->spaced);
     firni_free(encoder->env, encoder->ends);
     firni_free(encoder->env, encoder->next_ends);
     pcre2_match_data_free(encoder->match);
@@ -77,6 +80,37 @@ static firn_status encode_ordinary(firni_encoder *encoder, const char *text, siz
                                               : firni_spm_text(encoder, text, (uint32_t)len_bytes, space_prefix);
 }
 
+/* Sets *text and *len_bytes to a copy in which every U+2581 is a space; to nothing new when there is none. */
+static firn_status space_out(firni_encoder *encoder, const char **text, size_t *len_bytes)
+{
+    static const char mark[] = "\u2581";
+    const size_t len_mark = sizeof mark - 1;
+    const char *const end = *text + *len_bytes;
+    const char *from = *text;
+    size_t n = 0;
+    for (const char *at = from; (at = memchr(at, mark[0], (size_t)(end - at))) != NULL; at++) {
+        if ((size_t)(end - at) < len_mark || memcmp(at, mark, len_mark) != 0) {
+            continue;
+        }
+        const firn_status status = firni_encoder_reserve(encoder, (void **)&encoder->spaced, &encoder->cap_spaced, n,
+                                                         *len_bytes, 1);
+        if (status != FIRN_OK) {
+            return status;
+        }
+        memcpy(encoder->spaced + n, from, (size_t)(at - from));
+        n += (size_t)(at - from);
+        encoder->spaced[n++] = ' ';
+        from = at + len_mark;
+        at = from - 1;
+    }
+    if (from != *text) {
+        memcpy(encoder->spaced + n, from, (size_t)(end - from));
+        *text = encoder->spaced;
+        *len_bytes = n + (size_t)(end - from);
+    }
+    return FIRN_OK;
+}
+
 firn_status firni_encoder_text(firni_encoder *encoder, const char *text, size_t len_bytes, bool parse_special)
 {
     if (len_bytes > FIRNI_TEXT_BYTES_MAX) {
@@ -87,7 +121,8 @@ firn_status firni_encoder_text(firni_encoder *encoder, const char *text, size_t 
         return FIRN_OK; /* text may be NULL */
     }
     const firn_tokenizer *tokenizer = encoder->tokenizer;
-    firn_status status = FIRN_OK;
+    firn_status status =
+        tokenizer->kind == FIRNI_VOCAB_SPM ? space_out(encoder, &text, &len_bytes) : FIRN_OK;
     size_t start = 0;
     size_t at = 0;
     while (status == FIRN_OK && at < len_bytes) {

@@ -108,8 +108,10 @@ typedef struct firni_encoder {
     size_t cap_symbols;
     firni_merge *heap;
     size_t cap_heap;
-    char *text; /* SPM: the text with its spaces in place */
+    char *text; /* SPM: a stretch of the text with its first space in place */
     size_t cap_text;
+    char *spaced; /* SPM: the text with U+2581 as spaces, when it has any */
+    size_t cap_spaced;
     uint32_t *ends, *next_ends; /* BPE: where words end */
     size_t n_ends, cap_ends, cap_next_ends;
     pcre2_match_data *match;

@@ -3,8 +3,7 @@
  *
  * A pair merges when its two texts together are a piece; the highest score goes first. What is no piece in the end is
  * one character: it becomes the tokens of its bytes, or the unknown token where the vocabulary has no byte pieces (a
- * run of unknown characters is one token). U+2581 in a text is a space, as in SentencePiece: its tokens decode to a
- * space. A byte that is not UTF-8 is a character of its own.
+ * run of unknown characters is one token). A byte that is not UTF-8 is a character of its own.
  *
  * The whole text is one unit of merging; but where two characters meet whose bytes stand side by side in no piece, no
  * merge ever crosses. The text is cut there, above all before spaces, so that the queue of merges stays small.
@@ -18,8 +17,6 @@
 #include "model/tokenizer_impl.h"
 #include "model/tokenizer_utf8.h"
 
-#define SPACE_MARK 0x2581u
-
 /* firni_join: texts are compared, not tokens, since a character that is no piece can be part of one. */
 static bool join_text(const firn_tokenizer *tokenizer, const char *text, const firni_symbol *left,
                       const firni_symbol *right, uint32_t *priority, firn_token *token)
@@ -30,27 +27,6 @@ static bool join_text(const firn_tokenizer *tokenizer, const char *text, const f
     }
     *priority = tokenizer->priorities[*token];
     return true;
-}
-
-/* Copies the text into encoder->text, after an optional space and with U+2581 as a space; returns the bytes. */
-static uint32_t normalise(firni_encoder *encoder, const char *text, uint32_t len_bytes, bool space_prefix)
-{
-    char *out = encoder->text;
-    uint32_t n = 0;
-    if (space_prefix) {
-        out[n++] = ' ';
-    }
-    for (uint32_t at = 0; at < len_bytes;) {
-        uint32_t character = 0;
-        const uint32_t len = firni_utf8_decode(text + at, len_bytes - at, &character);
-        if (character == SPACE_MARK) {
-            out[n++] = ' ';
-            at += len;
-        } else {
-            out[n++] = text[at++];
-        }
-    }
-    return n;
 }
 
 /* Pushes one character that is no piece; *unknown says whether the token before was unknown too. */
@@ -133,7 +109,9 @@ firn_status firni_spm_text(firni_encoder *encoder, const char *text, uint32_t le
         return status;
     }
     const firn_tokenizer *tokenizer = encoder->tokenizer;
-    const uint32_t n = normalise(encoder, text, len_bytes, space_prefix);
+    encoder->text[0] = ' ';
+    memcpy(encoder->text + space_prefix, text, len_bytes);
+    const uint32_t n = len_bytes + space_prefix;
     const unsigned char *bytes = (const unsigned char *)encoder->text;
     bool unknown = false;
     uint32_t start = 0;

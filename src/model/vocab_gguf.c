@@ -3,17 +3,17 @@
  * tokenizer is made of them.
  *
  *   key (tokenizer.ggml.)   type               when absent
- *   model                   string             an error; "gpt2" or "llama"
+ *   model                   string             an error; "gpt2", "llama" or "gemma4": as "llama", with merges for scores
  *   pre                     string             read as GPT-2's split; not looked at for "llama"
  *   tokens                  array of strings   an error
  *   token_type              array of i32       all NORMAL
- *   scores                  array of f32       an error for "llama"; not looked at for "gpt2"
- *   merges                  array of strings   an error for "gpt2"; not looked at for "llama"
+ *   scores                  array of f32       an error for "llama"; not looked at for the others
+ *   merges                  array of strings   an error for "gpt2" and "gemma4"; not looked at for "llama"
  *   bos_token_id, eos_token_id, unknown_token_id, eot_token_id
  *                           integer            there is none
  *   add_bos_token           bool               "llama": yes; "gpt2": as the split does; never without a BOS
  *   add_eos_token           bool               no
- *   add_space_prefix        bool               "llama": yes; "gpt2": never
+ *   add_space_prefix        bool               "llama": yes; "gemma4": no; "gpt2": never
  *   (tokenizer.chat_template, string: no template)
  *
  * The defaults are those that the format's users rely on. Source: GGUF specification (ggml project, docs/gguf.md).
@@ -32,6 +32,7 @@ typedef struct reader {
     const firn_env *env;
     firni_vocab_spec *spec;
     firn_error *err;
+    bool has_ranks; /* of the SentencePiece kind, with merges in the place of scores */
 } reader;
 
 static firn_status fail_key(reader *in, const char *key, const char *what)
@@ -44,7 +45,8 @@ static bool equals(firni_gguf_string string, const char *text)
     return string.len_bytes == strlen(text) && memcmp(string.data, text, string.len_bytes) == 0;
 }
 
-/* "gpt2" is byte-level BPE and "llama" the SentencePiece kind, whatever the model is called. */
+/* "gpt2" is byte-level BPE and "llama" the SentencePiece kind, whatever the model is called; "gemma4" is of the latter
+ * kind. */
 static firn_status read_kind(reader *in)
 {
     static const char key[] = "tokenizer.ggml.model";
@@ -61,9 +63,12 @@ static firn_status read_kind(reader *in)
         in->spec->kind = FIRNI_VOCAB_BPE;
     } else if (equals(model, "llama")) {
         in->spec->kind = FIRNI_VOCAB_SPM;
+    } else if (equals(model, "gemma4")) {
+        in->spec->kind = FIRNI_VOCAB_SPM;
+        in->has_ranks = true;
     } else {
         const int shown = model.len_bytes < 40 ? (int)model.len_bytes : 40;
-        return firni_fail(in->err, FIRN_ERR_UNSUPPORTED, "%s: %s: \"%.*s\" is not a known kind (known: gpt2, llama)",
+        return firni_fail(in->err, FIRN_ERR_UNSUPPORTED, "%s: %s: \"%.*s\" is not a known kind (known: gpt2, llama, gemma4)",
                           firni_gguf_path(in->gguf), key, shown, model.data);
     }
     return FIRN_OK;
@@ -183,6 +188,40 @@ static firn_status read_scores(reader *in)
     return FIRN_OK;
 }
 
+static firn_status merge_halves(void *ctx, size_t index, firni_gguf_string *left, firni_gguf_string *right)
+{
+    reader *in = ctx;
+    const firni_gguf_string *merge = &in->spec->merges[index];
+    const char *space = merge->len_bytes > 0 ? memchr(merge->data, ' ', (size_t)merge->len_bytes) : NULL;
+    if (space == NULL) {
+        return firni_fail(in->err, FIRN_ERR_FORMAT, "%s: tokenizer.ggml.merges: entry %zu is not \"a b\"",
+                          firni_gguf_path(in->gguf), index);
+    }
+    *left = (firni_gguf_string){ .data = merge->data, .len_bytes = (size_t)(space - merge->data) };
+    *right = (firni_gguf_string){ .data = space + 1, .len_bytes = merge->len_bytes - left->len_bytes - 1 };
+    return FIRN_OK;
+}
+
+/* Ranked merges become scores and are forgotten. Files of this kind call byte pieces ordinary ones. */
+static firn_status read_ranks(reader *in)
+{
+    firni_vocab_spec *spec = in->spec;
+    firn_status status = read_strings(in, "tokenizer.ggml.merges", &spec->merges, &spec->n_merges);
+    for (uint32_t i = 0; i < spec->n_tokens && status == FIRN_OK; i++) {
+        const firni_gguf_string *piece = &spec->pieces[i];
+        if (spec->types[i] == FIRNI_PIECE_NORMAL && firni_vocab_is_byte_name(piece->data, (size_t)piece->len_bytes)) {
+            spec->types[i] = FIRNI_PIECE_BYTE;
+        }
+    }
+    if (status == FIRN_OK) {
+        status = firni_vocab_score_merges(spec, firni_gguf_path(in->gguf), spec->n_merges, merge_halves, in, in->err);
+    }
+    firni_free(in->env, spec->merges);
+    spec->merges = NULL;
+    spec->n_merges = 0;
+    return status;
+}
+
 /* An absent key leaves *out as it is: FIRN_TOKEN_NONE. */
 static firn_status read_id(reader *in, const char *name, firn_token *out)
 {
@@ -249,8 +288,9 @@ static firn_status read_all(reader *in)
     if ((status = read_types(in)) != FIRN_OK) {
         return status;
     }
-    status = spec->kind == FIRNI_VOCAB_SPM ? read_scores(in)
-                                           : read_strings(in, "tokenizer.ggml.merges", &spec->merges, &spec->n_merges);
+    status = in->has_ranks                   ? read_ranks(in)
+             : spec->kind == FIRNI_VOCAB_SPM ? read_scores(in)
+                                             : read_strings(in, "tokenizer.ggml.merges", &spec->merges, &spec->n_merges);
     if (status != FIRN_OK || (status = read_id(in, "bos_token_id", &spec->bos)) != FIRN_OK ||
         (status = read_id(in, "eos_token_id", &spec->eos)) != FIRN_OK ||
         (status = read_id(in, "unknown_token_id", &spec->unk)) != FIRN_OK ||
@@ -259,7 +299,7 @@ static firn_status read_all(reader *in)
     }
     const firni_split *split = spec->kind == FIRNI_VOCAB_BPE ? firni_split_find(spec->pre) : NULL;
     const bool is_spm = spec->kind == FIRNI_VOCAB_SPM;
-    spec->add_space_prefix = is_spm;
+    spec->add_space_prefix = is_spm && !in->has_ranks;
     bool found = false;
     if ((status = read_add_bos(in, is_spm || (split != NULL && split->adds_bos))) != FIRN_OK ||
         (status = firni_gguf_get_bool(in->gguf, "tokenizer.ggml.add_eos_token", &spec->add_eos, &found, in->err)) !=

@@ -142,12 +142,6 @@ static firn_status take_piece(firni_json_vocab *in, firn_token token, const char
     return FIRN_OK;
 }
 
-/* "<0xNN>" names a byte in vocabularies with byte fallback; pieces_create checks the digits. */
-static bool is_byte_name(const char *piece)
-{
-    return strlen(piece) == 6 && memcmp(piece, "<0x", 3) == 0 && piece[5] == '>';
-}
-
 /* A name for each id that has none, and a type that keeps it out of every text. */
 static firn_status fill_holes(firni_json_vocab *in)
 {
@@ -184,7 +178,7 @@ static firn_status read_pieces(firni_json_vocab *in)
     json_t *id;
     json_object_foreach(in->vocab, piece, id)
     {
-        const bool is_byte = spec->kind == FIRNI_VOCAB_SPM && is_byte_name(piece);
+        const bool is_byte = spec->kind == FIRNI_VOCAB_SPM && firni_vocab_is_byte_name(piece, strlen(piece));
         const firn_status status =
             take_piece(in, (firn_token)json_integer_value(id), piece, is_byte ? FIRNI_PIECE_BYTE : FIRNI_PIECE_NORMAL);
         if (status != FIRN_OK) {

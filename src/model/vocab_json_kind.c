@@ -4,7 +4,8 @@
  *
  *   part            byte-level                                   SentencePiece kind
  *   normalizer      none, or NFC (not applied)                   Prepend U+2581, Replace " " by U+2581
- *   pre_tokenizer   Split (a known pattern)..., ByteLevel        none, or Metaspace that does not split
+ *   pre_tokenizer   Split (a known pattern)..., ByteLevel        none, Metaspace that does not split, or a Split at
+ *                                                                spaces, of which the normalizer has left none
  *   model           BPE; ignore_merges as the split has it       BPE with byte_fallback
  *
  * Anything else is refused: a part that is passed over would give other ids for some texts, and nobody would see it.
@@ -115,6 +116,13 @@ static bool is_space_replacement(const json_t *part)
            strcmp(to, SPACE_MARK) == 0;
 }
 
+/* As in Gemma's files: it finds nothing where spaces have been marked before. */
+static bool is_split_at_spaces(const json_t *part)
+{
+    const char *pattern = firni_json_text(json_object_get(part, "pattern"), "String");
+    return has_type(part, "Split") && pattern != NULL && strcmp(pattern, " ") == 0;
+}
+
 /* Spaces are marked, and one is put in front, either by normalisers (older files) or by a Metaspace that does not
  * split. */
 static firn_status read_sentencepiece(firni_json_vocab *in, const json_t *pre)
@@ -140,7 +148,7 @@ static firn_status read_sentencepiece(firni_json_vocab *in, const json_t *pre)
         }
         prefix = scheme == NULL ? flag_of(pre, "add_prefix_space", true) : strcmp(scheme, "never") != 0;
         marks_spaces = true;
-    } else if (json_is_object(pre)) {
+    } else if (json_is_object(pre) && !(marks_spaces && is_split_at_spaces(pre))) {
         return unsupported(in, "pre_tokenizer", pre);
     }
     if (!marks_spaces || !flag_of(in->model, "byte_fallback", false)) {

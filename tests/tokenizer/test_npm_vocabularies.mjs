@@ -141,7 +141,7 @@ const vocabularies = [
             };
         },
     },
-    ...[['qwen 3', 'qwen3', ['space', 'nfc']], ['gpt-4o', 'gpt4o', ['space']], ['deepseek v3', 'deepseek_v3', ['space']]].map(([title, suffix, named]) => ({
+    ...[['gemma 3, a SentencePiece vocabulary', 'gemma3', []], ['qwen 3', 'qwen3', ['space', 'nfc']], ['gpt-4o', 'gpt4o', ['space']], ['deepseek v3', 'deepseek_v3', ['space']]].map(([title, suffix, named]) => ({
         name: `${title} (@lenml/tokenizer-${suffix})`,
         differences: named,
         special: true,

@@ -27,6 +27,11 @@ static const keys good_spm = {
     .model = "llama", .n_tokens = 3, .n_types = 3, .last_type = 1, .n_scores = 3, .add_bos = -1
 };
 
+/* Of the SentencePiece kind, with ranked merges. */
+static const keys good_ranks = {
+    .model = "gemma4", .n_tokens = 3, .n_types = 3, .last_type = 1, .merge = "a b", .add_bos = -1
+};
+
 static void write_keys(const char *path, const keys *k)
 {
     static const firni_gguf_string pieces[] = { { "a", 1 }, { "b", 1 }, { "ab", 2 } };
@@ -100,11 +105,12 @@ static void contradictory_gguf_keys_are_refused_and_named(void **state)
     firn_error err = { 0 };
     assert_ok(read_keys(&good_bpe, &err));
     assert_ok(read_keys(&good_spm, &err));
+    assert_ok(read_keys(&good_ranks, &err));
     struct {
         keys k;
         firn_status status;
         const char *key;
-    } cases[16];
+    } cases[19];
     size_t n = 0;
 #define CASE(base, change, expected, named)                                                                            \
     do {                                                                                                               \
@@ -125,6 +131,9 @@ static void contradictory_gguf_keys_are_refused_and_named(void **state)
     CASE(good_bpe, merge = "b a", FIRN_ERR_FORMAT, "tokenizer.ggml.merges");
     CASE(good_spm, n_scores = 0, FIRN_ERR_FORMAT, "tokenizer.ggml.scores");
     CASE(good_spm, n_scores = 2, FIRN_ERR_FORMAT, "tokenizer.ggml.scores");
+    CASE(good_ranks, merge = NULL, FIRN_ERR_FORMAT, "tokenizer.ggml.merges");
+    CASE(good_ranks, merge = "ab", FIRN_ERR_FORMAT, "tokenizer.ggml.merges: entry 0");
+    CASE(good_ranks, merge = "b a", FIRN_ERR_FORMAT, "makes no piece");
     CASE(good_bpe, id_key = "tokenizer.ggml.eos_token_id";
          cases[n].k.id = 3, FIRN_ERR_FORMAT, "tokenizer.ggml.eos_token_id");
     CASE(good_bpe, add_bos = 1, FIRN_ERR_FORMAT, "tokenizer.ggml.add_bos_token");
@@ -148,9 +157,10 @@ static void keys_that_are_left_out_have_the_formats_defaults(void **state)
         bool add_bos, add_space_prefix;
     } cases[] = { { .k = good_spm, .add_bos = true, .add_space_prefix = true },
                   { .k = good_bpe },
-                  { .k = good_bpe, .add_bos = true } };
+                  { .k = good_bpe, .add_bos = true },
+                  { .k = good_ranks, .add_bos = true } };
     cases[2].k.pre = "llama3";
-    for (size_t i = 0; i < 3; i++) {
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         cases[i].k.id_key = "tokenizer.ggml.bos_token_id";
         char *folder = test_dir_create();
         char path[600];
@@ -282,6 +292,25 @@ static void a_sentencepiece_vocabulary_gets_scores_for_its_merges(void **state)
     firn_tokenizer *tokenizer = open_json(text);
     ASSERT_TOKENS(tokenizer, "ab\na", 0, 8, 2, 4);
     ASSERT_TOKENS(tokenizer, "?", 0, 3, 0);
+    firni_tokenizer_destroy(tokenizer);
+}
+
+/* Gemma's files: spaces are marked, none is put in front, and a split at spaces finds none. A run of spaces that is a token
+ * of its own is found whatever the spaces are spelled with. */
+static void marked_spaces_are_spaces_before_anything_else(void **state)
+{
+    (void)state;
+    static const char text[] =
+        "{\"normalizer\":{\"type\":\"Replace\",\"pattern\":{\"String\":\" \"},\"content\":\"\u2581\"},"
+        "\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"String\":\" \"},\"behavior\":\"MergedWithPrevious\"},"
+        "\"added_tokens\":[{\"id\":1,\"content\":\"<s>\",\"special\":true},"
+        "{\"id\":9,\"content\":\"\u2581\u2581\u2581\",\"special\":false}]," SPM_MODEL(SPM_MERGES) "}";
+    firn_tokenizer *tokenizer = open_json(text);
+    ASSERT_TOKENS(tokenizer, "ab a", 0, 6, 7);
+    ASSERT_TOKENS(tokenizer, "a   b", 0, 4, 9, 5);
+    ASSERT_TOKENS(tokenizer, "a \u2581 b", 0, 4, 9, 5);
+    ASSERT_TOKENS(tokenizer, "\u2581\u2581\u2581ab\u2581", 0, 9, 6, 3);
+    ASSERT_TOKENS(tokenizer, "\u2581ab", 0, 8);
     firni_tokenizer_destroy(tokenizer);
 }
 
@@ -418,6 +447,7 @@ int main(void)
         cmocka_unit_test(merges_may_be_strings_or_pairs),
         cmocka_unit_test(added_tokens_have_their_kind_and_holes_are_unused),
         cmocka_unit_test(a_sentencepiece_vocabulary_gets_scores_for_its_merges),
+        cmocka_unit_test(marked_spaces_are_spaces_before_anything_else),
         cmocka_unit_test(json_files_of_another_kind_are_refused_and_say_why),
         cmocka_unit_test(a_vocabulary_survives_being_written_as_gguf),
         cmocka_unit_test(refused_memory_is_an_error_and_leaks_nothing),
