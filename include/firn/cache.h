@@ -194,7 +194,8 @@ typedef struct firn_attend_input {
     uint32_t index_weights_stride;
 } firn_attend_input;
 
-/* Errors: INVALID (n_heads, counts larger than a row, the window of a row's first query has been settled away). Allocates nothing. `workers` may be NULL. */
+/* Errors: INVALID (n_heads, counts larger than a row, the window of a row's first query has been settled away).
+ * Allocates nothing. `workers` may be NULL. */
 firn_status firn_cache_attend(const firn_cache *cache, const firn_attend_input *input, const uint32_t *counts,
                               firn_workers *workers, firn_error *err);
 

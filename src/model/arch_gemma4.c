@@ -26,7 +26,7 @@ typedef struct gemma4 {
     gemma4_layer layers[];
 } gemma4;
 
-/* ---- keys ---------------------------------------------------------------------------------------------------------- */
+/* ---- keys -------------------------------------------------------------------------------------------------------- */
 
 /* Sizes of heads by kind of layer, numbers of heads by layer. */
 static void read_heads(firni_keys *keys, firni_hparams *hp)
@@ -124,7 +124,7 @@ static void read(firni_keys *keys, firni_hparams *hp)
     hp->embedding_scale = (float)sqrt((double)hp->n_embd);
 }
 
-/* ---- weights ------------------------------------------------------------------------------------------------------- */
+/* ---- weights ----------------------------------------------------------------------------------------------------- */
 
 static firn_status load_post_norms(firni_loader *loader, const firni_hparams *hp, uint32_t layer, gemma4_layer *out,
                                    firn_error *err)
@@ -198,7 +198,7 @@ static firn_status load(firni_loader *loader, const firni_hparams *hp, const voi
     return status;
 }
 
-/* ---- forward ------------------------------------------------------------------------------------------------------- */
+/* ---- forward ----------------------------------------------------------------------------------------------------- */
 
 static void begin(firni_step *step, const void *layers)
 {

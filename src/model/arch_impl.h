@@ -163,7 +163,7 @@ firn_status firni_moe_load(firni_loader *loader, const firni_hparams *hparams, u
                            const firni_moe_traits *traits, firni_moe *out, firn_error *err);
 /* x += mixture(norm(x)). `scratch`: firni_moe_scratch_bytes for the step's tokens, 64-byte aligned. */
 void firni_moe_forward(firni_step *step, const firni_moe *moe, void *scratch);
-/* An activation for firni_moe_traits: with g = min(gate, 7) and u = up within [-7, 7], g * sigmoid(1.702 g) * (u + 1). */
+/* An activation for firni_moe_traits: g * sigmoid(1.702 g) * (u + 1) with g = min(gate, 7) and u = up in [-7, 7]. */
 void firni_swiglu_clamped(const firni_kernels *kernels, float *gate, const float *up, uint32_t n);
 /* Never less for more tokens; 0 when no layer has experts. */
 size_t firni_moe_scratch_bytes(const firni_hparams *hparams, uint32_t n_tokens);

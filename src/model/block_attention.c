@@ -117,8 +117,8 @@ static void part_gates(const firni_attention *attention, float *row)
     }
 }
 
-/* Between projection and cache, for one token: biases, head norms, rotation of queries and keys. Values come first where
- * they are made of keys, before these are changed. */
+/* Between projection and cache, for one token: biases, head norms, rotation of queries and keys. Values come first
+ * where they are made of keys, before these are changed. */
 static void finish_heads(const firni_step *step, const void *ctx, uint32_t token)
 {
     const firni_attention *attention = ctx;

@@ -261,7 +261,8 @@ static uint32_t expert_of(const moe_arrays *a, uint32_t n_experts, uint32_t slot
 }
 
 /* Scale and bias of one expert's projection. */
-static void finish_expert(const firni_kernels *kernels, const firni_moe *moe, const firni_projection *projection, float *y)
+static void finish_expert(const firni_kernels *kernels, const firni_moe *moe, const firni_projection *projection,
+                          float *y)
 {
     firni_projection finished = *projection;
     finished.scale = moe->ignores_scales ? NULL : projection->scale;

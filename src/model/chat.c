@@ -24,8 +24,8 @@
  *   plain     SYSTEM\n\n, User: CONTENT\n\n, Assistant: CONTENT\n\n                    each message
  *             Assistant:
  *
- * Mistral's spaces follow the template's own spelling. Its system message, and Gemma's, joins the first user message, so
- * that a conversation only ever grows at its end and its prefix can be found again. "plain" is for models without a
+ * Mistral's spaces follow the template's own spelling. Its system message, and Gemma's, joins the first user message,
+ * so that a conversation only ever grows at its end and its prefix can be found again. "plain" is for models without a
  * template.
  *
  * Contents never become control tokens, whatever they spell: markers are pushed as ids, contents are encoded as text.

@@ -47,8 +47,8 @@ static void put_gemma3_keys(firni_synth *s)
     firni_synth_put_f32(s, "rope.freq_base_swa", 10000.0F);
 }
 
-/* What both have, in sizes of the layer. Scores of normed queries and keys need a scale of their own where the model has
- * none: their norms' weights carry it. */
+/* What both have, in sizes of the layer. Scores of normed queries and keys need a scale of their own where the model
+ * has none: their norms' weights carry it. */
 static void visit_blocks(firni_synth *s, int32_t l, uint32_t head_dim, float qk_weight)
 {
     const firni_synth_options *o = firni_synth_get_options(s);
@@ -110,8 +110,8 @@ static firn_status check_gemma4(const firni_synth_options *o, firn_error *err)
 {
     const firn_status status = firni_synth_check_attention(o, err);
     if (status == FIRN_OK && o->head_dim > FIRNI_HEAD_DIM_MAX / 2) {
-        return firni_fail(err, FIRN_ERR_INVALID, "head-dim is %lu; layers without a window have twice as much, at most %u",
-                          (unsigned long)o->head_dim, FIRNI_HEAD_DIM_MAX);
+        return firni_fail(err, FIRN_ERR_INVALID, "head-dim is %lu; layers without a window have twice as much, at most "
+                          "%u", (unsigned long)o->head_dim, FIRNI_HEAD_DIM_MAX);
     }
     return status;
 }

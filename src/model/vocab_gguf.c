@@ -3,7 +3,7 @@
  * tokenizer is made of them.
  *
  *   key (tokenizer.ggml.)   type               when absent
- *   model                   string             an error; "gpt2", "llama" or "gemma4": as "llama", with merges for scores
+ *   model                   string             an error; "gpt2", "llama", or "gemma4": as "llama", merges for scores
  *   pre                     string             read as GPT-2's split; not looked at for "llama"
  *   tokens                  array of strings   an error
  *   token_type              array of i32       all NORMAL
@@ -45,8 +45,7 @@ static bool equals(firni_gguf_string string, const char *text)
     return string.len_bytes == strlen(text) && memcmp(string.data, text, string.len_bytes) == 0;
 }
 
-/* "gpt2" is byte-level BPE and "llama" the SentencePiece kind, whatever the model is called; "gemma4" is of the latter
- * kind. */
+/* "gpt2" is byte-level BPE and "llama" the SentencePiece kind, whatever the model is called; so is "gemma4". */
 static firn_status read_kind(reader *in)
 {
     static const char key[] = "tokenizer.ggml.model";
@@ -68,7 +67,8 @@ static firn_status read_kind(reader *in)
         in->has_ranks = true;
     } else {
         const int shown = model.len_bytes < 40 ? (int)model.len_bytes : 40;
-        return firni_fail(in->err, FIRN_ERR_UNSUPPORTED, "%s: %s: \"%.*s\" is not a known kind (known: gpt2, llama, gemma4)",
+        return firni_fail(in->err, FIRN_ERR_UNSUPPORTED,
+                          "%s: %s: \"%.*s\" is not a known kind (known: gpt2, llama, gemma4)",
                           firni_gguf_path(in->gguf), key, shown, model.data);
     }
     return FIRN_OK;
@@ -288,9 +288,13 @@ static firn_status read_all(reader *in)
     if ((status = read_types(in)) != FIRN_OK) {
         return status;
     }
-    status = in->has_ranks                   ? read_ranks(in)
-             : spec->kind == FIRNI_VOCAB_SPM ? read_scores(in)
-                                             : read_strings(in, "tokenizer.ggml.merges", &spec->merges, &spec->n_merges);
+    if (in->has_ranks) {
+        status = read_ranks(in);
+    } else if (spec->kind == FIRNI_VOCAB_SPM) {
+        status = read_scores(in);
+    } else {
+        status = read_strings(in, "tokenizer.ggml.merges", &spec->merges, &spec->n_merges);
+    }
     if (status != FIRN_OK || (status = read_id(in, "bos_token_id", &spec->bos)) != FIRN_OK ||
         (status = read_id(in, "eos_token_id", &spec->eos)) != FIRN_OK ||
         (status = read_id(in, "unknown_token_id", &spec->unk)) != FIRN_OK ||

@@ -2,9 +2,9 @@
  * Scores of a SentencePiece vocabulary whose file has merges instead.
  *
  * Such a file lists pairs by rank, where the original model has a score for each piece and merges any two neighbours
- * whose concatenation is one. Both give the same tokens when, for each piece, the list has every way to split it into two
- * symbols; then the rank of a piece's first pair serves as its (negative) score. This is checked for every piece. A piece
- * without any pair is never merged in the original, and becomes UNUSED.
+ * whose concatenation is one. Both give the same tokens when, for each piece, the list has every way to split it into
+ * two symbols; then the rank of a piece's first pair serves as its (negative) score. This is checked for every piece. A
+ * piece without any pair is never merged in the original, and becomes UNUSED.
  *
  * Owns the lookup of pieces by text while this goes on; the tokenizer has another one, over bytes, later.
  */

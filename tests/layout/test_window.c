@@ -66,7 +66,7 @@ static void for_each_window(void (*test)(const firn_cache_options *options, firn
     }
 }
 
-/* ---- rows at the edges --------------------------------------------------------------------------------------------- */
+/* ---- rows at the edges ------------------------------------------------------------------------------------------- */
 
 /* Every holder goes on by itself, and none notices the others. */
 static void check_moves(const firn_cache_options *options, firn_pool *pool)
@@ -235,7 +235,7 @@ static void windows_out_of_range_are_refused(void **state)
     firn_pool_destroy(pool);
 }
 
-/* ---- what a query sees --------------------------------------------------------------------------------------------- */
+/* ---- what a query sees ------------------------------------------------------------------------------------------- */
 
 /* Attention of the last token, after one other token has been put at `place`. */
 static float *attend_with_stranger(const firn_cache_options *options, firn_pool *pool, uint32_t n, uint32_t place,

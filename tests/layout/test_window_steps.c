@@ -15,7 +15,7 @@ static firn_cache_options options_of(uint32_t window)
     };
 }
 
-/* ---- rounds -------------------------------------------------------------------------------------------------------- */
+/* ---- rounds ------------------------------------------------------------------------------------------------------ */
 
 /* A serial cache of the first n of `tokens`, fed in steps that leave only what the window needs. */
 static firn_cache *settled(const firn_cache_options *options, firn_pool *pool, const rig_tokens *tokens, uint32_t n)
@@ -86,7 +86,7 @@ static void a_round_keeps_every_block_until_it_ends(void **state)
     }
 }
 
-/* ---- donors -------------------------------------------------------------------------------------------------------- */
+/* ---- donors ------------------------------------------------------------------------------------------------------ */
 
 typedef struct capture {
     firn_donor *donor;
@@ -175,7 +175,7 @@ static void a_donor_keeps_the_window_that_its_cache_leaves_behind(void **state)
     }
 }
 
-/* ---- memory -------------------------------------------------------------------------------------------------------- */
+/* ---- memory ------------------------------------------------------------------------------------------------------ */
 
 static void a_row_never_takes_more_than_working_bytes(void **state)
 {

@@ -35,7 +35,7 @@ static image load4(void)
     return image_of(dir, &options);
 }
 
-/* ---- layers -------------------------------------------------------------------------------------------------------- */
+/* ---- layers ------------------------------------------------------------------------------------------------------ */
 
 static void assert_layer(const fixture *f, uint32_t cache, const char *layout, uint32_t window, uint32_t head_dim)
 {
@@ -69,6 +69,21 @@ static void every_sixth_layer_of_gemma3_sees_everything(void **state)
     free(path);
 }
 
+static void only_layers_that_see_everything_are_stretched(void **state)
+{
+    (void)state;
+    firni_synth_options options = gemma3;
+    options.rope_base = 1e6F;
+    options.rope_scaling = FIRNI_ROPE_SCALING_LINEAR;
+    options.rope_factor = 8.0F;
+    char *path = small_model(dir, "stretched.gguf", &options);
+    fixture f = fixture_open(&(fixture_options){ .path = path });
+    assert_identity(&f, "rope: half-split dims=16 base=1000000 scaling=linear factor=8");
+    assert_identity(&f, "rope.1: half-split dims=16 base=10000 scaling=none\n");
+    fixture_close(&f);
+    free(path);
+}
+
 static void the_second_half_of_gemma4_stores_nothing(void **state)
 {
     (void)state;
@@ -86,7 +101,7 @@ static void the_second_half_of_gemma4_stores_nothing(void **state)
     free(path);
 }
 
-/* ---- whose weights count ------------------------------------------------------------------------------------------- */
+/* ---- whose weights count ----------------------------------------------------------------------------------------- */
 
 /* Where a tensor's data lies in the file. */
 static char *tensor_data(const image *im, const char *path, const char *name, uint64_t *n_bytes)
@@ -195,7 +210,7 @@ static void a_layer_without_values_uses_its_keys(void **state)
     free(without);
 }
 
-/* ---- keys ---------------------------------------------------------------------------------------------------------- */
+/* ---- keys -------------------------------------------------------------------------------------------------------- */
 
 typedef struct pattern {
     enum { PATTERN_NONE, PATTERN_PERIOD, PATTERN_I32, PATTERN_BOOL } kind;
@@ -409,6 +424,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_sixth_layer_of_gemma3_sees_everything),
+        cmocka_unit_test(only_layers_that_see_everything_are_stretched),
         cmocka_unit_test(the_second_half_of_gemma4_stores_nothing),
         cmocka_unit_test(layers_that_share_read_the_last_earlier_one_of_their_kind),
         cmocka_unit_test(a_layer_without_values_uses_its_keys),

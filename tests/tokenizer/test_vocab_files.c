@@ -295,8 +295,8 @@ static void a_sentencepiece_vocabulary_gets_scores_for_its_merges(void **state)
     firni_tokenizer_destroy(tokenizer);
 }
 
-/* Gemma's files: spaces are marked, none is put in front, and a split at spaces finds none. A run of spaces that is a token
- * of its own is found whatever the spaces are spelled with. */
+/* Gemma's files: spaces are marked, none is put in front, and a split at spaces finds none. A run of spaces that is a
+ * token of its own is found whatever the spaces are spelled with. */
 static void marked_spaces_are_spaces_before_anything_else(void **state)
 {
     (void)state;
