@@ -75,5 +75,6 @@ void firni_synth_put_attention(firni_synth *synth);
 extern const firni_synth_arch firni_synth_llama, firni_synth_qwen2, firni_synth_qwen3;
 extern const firni_synth_arch firni_synth_gemma3, firni_synth_gemma4, firni_synth_gpt_oss;
 extern const firni_synth_arch firni_synth_deepseek2, firni_synth_deepseek32;
+extern const firni_synth_arch firni_synth_qwen35, firni_synth_qwen3next, firni_synth_mamba2;
 
 #endif

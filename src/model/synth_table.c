@@ -10,6 +10,7 @@ static const firni_synth_arch *const table[] = {
     &firni_synth_llama, &firni_synth_qwen2, &firni_synth_qwen3,
     &firni_synth_gemma3, &firni_synth_gemma4, &firni_synth_gpt_oss,
     &firni_synth_deepseek2, &firni_synth_deepseek32,
+    &firni_synth_qwen35, &firni_synth_qwen3next, &firni_synth_mamba2,
 };
 
 #define N_ARCHS (sizeof table / sizeof table[0])

@@ -35,6 +35,9 @@ static const model_case model_cases[] = {
     { "gpt-oss", FIRNI_WEIGHT_Q8_0, 16, 2 },
     { "deepseek2", FIRNI_WEIGHT_Q8_0, 16, 2 },
     { "deepseek32", FIRNI_WEIGHT_F16, 16, 2 },
+    { "qwen35", FIRNI_WEIGHT_Q8_0, 16, 4 },
+    { "qwen3next", FIRNI_WEIGHT_F16, 16, 4 },
+    { "mamba2", FIRNI_WEIGHT_Q8_0, 16, 2 },
 };
 
 #define N_MODEL_CASES (sizeof model_cases / sizeof model_cases[0])
@@ -123,6 +126,8 @@ static void every_architecture_and_weight_type_is_exact_over_chunks(void **state
         { "qwen3", FIRNI_WEIGHT_Q4_K, 64, 1 },  { "llama", FIRNI_WEIGHT_Q5_K, 64, 1 },
         { "qwen2", FIRNI_WEIGHT_Q6_K, 64, 1 },  { "gpt-oss", FIRNI_WEIGHT_MXFP4, 16, 2 },
         { "deepseek2", FIRNI_WEIGHT_BF16, 40, 2 }, { "deepseek32", FIRNI_WEIGHT_Q8_0, 40, 2 },
+        { "qwen35", FIRNI_WEIGHT_F16, 32, 4 },  { "qwen3next", FIRNI_WEIGHT_F32, 16, 4 },
+        { "qwen3next", FIRNI_WEIGHT_Q8_0, 24, 4 }, { "mamba2", FIRNI_WEIGHT_BF16, 24, 2 },
     };
     test_rng rng = test_rng_create("architectures", 12);
     firn_token tokens[N_TOKENS];

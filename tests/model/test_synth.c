@@ -43,7 +43,8 @@ static double deviation(const float *x, size_t n)
 static void every_architecture_and_type_runs_with_sane_logits(void **state)
 {
     (void)state;
-    static const char *const architectures[] = { "llama", "qwen2", "qwen3", "gemma3", "gemma4", "gpt-oss" };
+    static const char *const architectures[] = { "llama",   "qwen2",  "qwen3",     "gemma3", "gemma4",
+                                                 "gpt-oss", "qwen35", "qwen3next", "mamba2" };
     enum { N_ARCHITECTURES = sizeof architectures / sizeof architectures[0] };
     const firn_token tokens[20] = { 1, 2, 3, 44, 5, 6, 77, 8, 9, 110, 11, 12, 13, 140, 15, 160, 17, 18, 19, 200 };
     for (uint32_t i = 0; i < N_ARCHITECTURES * FIRNI_WEIGHT_TYPES * 2; i++) {
