@@ -22,11 +22,9 @@ FIRNI_INLINE void conv_channels(const firni_conv_task *task, float *x, size_t c,
     lanes sum = task->bias != NULL ? load_some(task->bias + c, n) : lanes_set(0.0f);
     float *past = task->tail + c;
     const float *weight = task->weight + c;
-    LANES_UNROLL
     for (uint32_t j = 0; j < n_past; j++) {
         sum = lanes_fma(load_some(weight + j * task->row_stride, n), load_some(past + j * task->row_stride, n), sum);
     }
-    LANES_UNROLL
     for (uint32_t j = 0; j < n_past; j++) {
         const lanes next = j + 1 < n_past ? load_some(past + (j + 1) * task->row_stride, n) : input;
         store_some(past + j * task->row_stride, next, n);

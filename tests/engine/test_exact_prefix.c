@@ -144,6 +144,72 @@ static void continues_exactly(const char *model_path, firn_dtype dtype)
     firn_model_close(model);
 }
 
+/* Where a layer's state is a checkpoint, a prefix continues at the counts at which it was put, and at no other. */
+static void continues_from_checkpoints(const char *model_path)
+{
+    static const uint32_t lengths[] = { 63, 64, 65, 127, 128, 129, 192 };
+    enum { N = sizeof lengths / sizeof lengths[0] };
+    firn_error err;
+    firn_reason reason;
+    firn_model *model;
+    check(firn_model_open(&(firn_model_options){ .path = model_path }, NULL, &model, &err), &err);
+    const firn_schema *schema = firn_model_schema(model);
+    const uint32_t n_vocab = firn_model_get_info(model)->n_vocab;
+    float *cold = calloc((size_t)N_TOKENS * n_vocab, sizeof *cold);
+    float *warm = calloc((size_t)N_TOKENS * n_vocab, sizeof *warm);
+    firn_token tokens[N_TOKENS];
+    test_rng rng = { .state = 6 };
+    for (uint32_t i = 0; i < N_TOKENS; i++) {
+        tokens[i] = test_rng_below(&rng, 500);
+    }
+    for (uint32_t i = 0; i < N; i++) {
+        char *dir = test_dir_create();
+        world w = open_world(schema, dir);
+        const uint32_t n_prefix = lengths[i];
+        firn_cache *caches[LAYERS_MAX] = { 0 };
+        firn_lease *lease = acquire_and_wait(w.prefix, tokens, N_TOKENS);
+        check(firn_lease_lend(lease, caches, &err), &err);
+        firn_lease_release(lease);
+        feed(model, caches, tokens, n_prefix, 48, cold);
+        /* Not under another count: that state would be of no prefix. */
+        assert_false(firn_cache_can_publish_row(caches[0], 0, n_prefix - 1));
+        assert_true(firn_prefix_put(w.prefix, tokens, n_prefix, NULL, (const firn_cache *const *)caches, &reason));
+        feed(model, caches, tokens + n_prefix, N_TOKENS - n_prefix, 48, cold + (size_t)n_prefix * n_vocab);
+        destroy_all(caches, schema->n_layers);
+        for (int source = 0; source < 2; source++) {
+            if (source == 1) {
+                close_world(&w);
+                w = open_world(schema, dir);
+            }
+            lease = acquire_and_wait(w.prefix, tokens, N_TOKENS);
+            const firn_lease_info info = firn_lease_result(lease);
+            assert_int_equal(info.n_tokens, n_prefix);
+            assert_int_equal(source == 1 ? info.disk_tokens : info.ram_tokens, n_prefix);
+            check(firn_lease_lend(lease, caches, &err), &err);
+            firn_lease_release(lease);
+            feed(model, caches, tokens + n_prefix, N_TOKENS - n_prefix, 1 + i * 5, warm);
+            assert_memory_equal(warm, cold + (size_t)n_prefix * n_vocab,
+                                (size_t)(N_TOKENS - n_prefix) * n_vocab * sizeof *warm);
+            destroy_all(caches, schema->n_layers);
+            firn_prefix_check(w.prefix);
+        }
+        close_world(&w);
+        test_dir_remove(dir);
+        free(dir);
+    }
+    free(cold);
+    free(warm);
+    firn_model_close(model);
+}
+
+static void recurrent_models(void **state)
+{
+    (void)state;
+    continues_from_checkpoints("tests/oracle/qwen35.gguf");
+    continues_from_checkpoints("tests/oracle/qwen3next.gguf");
+    continues_from_checkpoints("tests/oracle/mamba2.gguf");
+}
+
 static void llama_f32(void **state)
 {
     (void)state;
@@ -175,6 +241,7 @@ int main(void)
         cmocka_unit_test(llama_f16),
         cmocka_unit_test(qwen3_bf16),
         cmocka_unit_test(llama_q8_0_weights_f16),
+        cmocka_unit_test(recurrent_models),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
