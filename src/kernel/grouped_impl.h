@@ -37,16 +37,6 @@ static float prepare_group(const float *x, int16_t *values)
     return magnitude / FIRNI_ACTIVATION_MAX;
 }
 
-/* Of 16 activations. */
-static int32_t half_group_sum(const int16_t *values)
-{
-    int32_t sum = 0;
-    for (unsigned i = 0; i < LANES; i++) {
-        sum += values[i];
-    }
-    return sum;
-}
-
 static void prepare_groups(firni_weight_type type, const float *x, size_t x_stride, uint32_t n_cols,
                            uint32_t token_begin, uint32_t token_end, uint32_t n_tokens, void *acts)
 {
@@ -54,9 +44,10 @@ static void prepare_groups(firni_weight_type type, const float *x, size_t x_stri
     int16_t *values = acts;
     void *scales_start = values + (size_t)n_tokens * n_cols;
     float *scales = scales_start;
-    void *rest = scales + (size_t)n_tokens * n_cols / FIRNI_GROUP;
-    float *totals = rest;
-    int32_t *starts = rest;
+    void *starts_start = scales + (size_t)n_tokens * n_cols / FIRNI_GROUP;
+    int32_t *starts = starts_start;
+    void *totals_start = starts + (size_t)n_tokens * n_cols / format->group_cols;
+    float *totals = totals_start;
     for (uint32_t t = token_begin; t < token_end; t++) {
         for (uint32_t k = 0; k < n_cols; k += FIRNI_GROUP) {
             const size_t at = (size_t)t * n_cols + k;
@@ -65,11 +56,12 @@ static void prepare_groups(firni_weight_type type, const float *x, size_t x_stri
             if (format->encoding == FIRNI_ENCODING_BYTES) {
                 continue;
             }
-            const int32_t first = half_group_sum(values + at);
-            const int32_t second = half_group_sum(values + at + LANES);
+            const int32_t first = lanes_sum_i16(values + at);
+            const int32_t second = lanes_sum_i16(values + at + LANES);
             if (firni_group_has_minima(format)) {
                 totals[group] = scales[group] * (float)(first + second);
-            } else if (format->group_cols == FIRNI_GROUP) {
+            }
+            if (format->group_cols == FIRNI_GROUP) {
                 starts[group] = -format->offset * (first + second);
             } else {
                 starts[2 * group] = -format->offset * first;
@@ -88,7 +80,7 @@ typedef struct group_tile {
     uint32_t n_blocks;     /* of a row */
     const int16_t *values; /* the first token's; the next is n_cols further */
     const float *scales;
-    const int32_t *starts; /* or NULL */
+    const int32_t *starts; /* not for bytes */
     const float *totals;   /* or NULL */
     float *y;
     size_t y_stride;
@@ -135,9 +127,9 @@ FIRNI_INLINE void group_dot_words(const firni_encoding encoding, const unsigned 
     const unsigned n_fields = 16 / bits;
     const unsigned n_left = 16 % bits;
     static const uint8_t unsigned_mx_values[16] = {0, 4, 6, 8, 9, 10, 11, 12, 12, 13, 14, 15, 16, 18, 20, 24};
-    const lanes_table table = lanes_load_table(unsigned_mx_values);
     lanes_weights weights[4];
 
+    LANES_UNROLL_NOT
     for (unsigned word = 0; word < n_words; word++) {
         LANES_UNROLL
         for (unsigned field = 0; field < n_fields; field++) {
@@ -146,7 +138,7 @@ FIRNI_INLINE void group_dot_words(const firni_encoding encoding, const unsigned 
                 const void *at = elements + j * panel_bytes + (size_t)word * 4 * LANES;
                 weights[j] = lanes_field(lanes_load_words(at), field * bits, bits);
                 if (encoding == FIRNI_ENCODING_TABLE) {
-                    weights[j] = lanes_lookup(weights[j], table);
+                    weights[j] = lanes_lookup(weights[j], lanes_load_table(unsigned_mx_values));
                 }
                 if (field == 0) {
                     __builtin_prefetch((const void *)((uintptr_t)at + MATMUL_AHEAD_BYTES));
@@ -237,11 +229,18 @@ FIRNI_INLINE void group_multiply_shape(const firni_encoding encoding, const unsi
             const uint8_t *elements = block + t->format->header_bytes + (size_t)in_block * t->format->group_bytes;
             const int16_t *values = t->values + (size_t)g * group_cols;
             const size_t scale = (size_t)g * group_cols / FIRNI_GROUP;
+            /* Before the sums, so that no branch stands between them and the chains: compilers would spill them. */
+            lanes scales[4];
+            LANES_UNROLL
+            for (unsigned j = 0; j < w; j++) {
+                scales[j] = group_scales(t->format, block + j * t->panel_bytes, in_block);
+            }
             lanes_int sums[TILE_ROWS_MAX][4];
             LANES_UNROLL
             for (unsigned i = 0; i < n; i++) {
-                const lanes_int start = t->starts == NULL ? lanes_int_zero()
-                                                          : lanes_int_set(t->starts[i * start_stride + g]);
+                const lanes_int start = encoding == FIRNI_ENCODING_BYTES
+                                            ? lanes_int_zero()
+                                            : lanes_int_set(t->starts[i * start_stride + g]);
                 LANES_UNROLL
                 for (unsigned j = 0; j < w; j++) {
                     sums[i][j] = start;
@@ -254,10 +253,9 @@ FIRNI_INLINE void group_multiply_shape(const firni_encoding encoding, const unsi
             }
             LANES_UNROLL
             for (unsigned j = 0; j < w; j++) {
-                const lanes scales = group_scales(t->format, block + j * t->panel_bytes, in_block);
                 LANES_UNROLL
                 for (unsigned i = 0; i < n; i++) {
-                    const lanes product = lanes_mul(scales, lanes_set(t->scales[i * scale_stride + scale]));
+                    const lanes product = lanes_mul(scales[j], lanes_set(t->scales[i * scale_stride + scale]));
                     chains[i][j] = lanes_fma(product, lanes_int_to_float(sums[i][j]), chains[i][j]);
                 }
             }
@@ -311,14 +309,40 @@ FIRNI_INLINE void group_multiply_encoding(const firni_encoding encoding, unsigne
     }
 }
 
+/* One function for each encoding: compilers take much longer over one that holds all shapes of all of them. */
+static FIRNI_NO_INLINE void group_multiply_bytes(unsigned n, unsigned w, const group_tile *t)
+{
+    group_multiply_encoding(FIRNI_ENCODING_BYTES, n, w, t);
+}
+
+static FIRNI_NO_INLINE void group_multiply_4_bits(unsigned n, unsigned w, const group_tile *t)
+{
+    group_multiply_encoding(FIRNI_ENCODING_4_BITS, n, w, t);
+}
+
+static FIRNI_NO_INLINE void group_multiply_5_bits(unsigned n, unsigned w, const group_tile *t)
+{
+    group_multiply_encoding(FIRNI_ENCODING_5_BITS, n, w, t);
+}
+
+static FIRNI_NO_INLINE void group_multiply_6_bits(unsigned n, unsigned w, const group_tile *t)
+{
+    group_multiply_encoding(FIRNI_ENCODING_6_BITS, n, w, t);
+}
+
+static FIRNI_NO_INLINE void group_multiply_table(unsigned n, unsigned w, const group_tile *t)
+{
+    group_multiply_encoding(FIRNI_ENCODING_TABLE, n, w, t);
+}
+
 static void group_multiply(unsigned n, unsigned w, const group_tile *t)
 {
     switch (t->format->encoding) {
-    case FIRNI_ENCODING_BYTES: group_multiply_encoding(FIRNI_ENCODING_BYTES, n, w, t); break;
-    case FIRNI_ENCODING_4_BITS: group_multiply_encoding(FIRNI_ENCODING_4_BITS, n, w, t); break;
-    case FIRNI_ENCODING_5_BITS: group_multiply_encoding(FIRNI_ENCODING_5_BITS, n, w, t); break;
-    case FIRNI_ENCODING_6_BITS: group_multiply_encoding(FIRNI_ENCODING_6_BITS, n, w, t); break;
-    case FIRNI_ENCODING_TABLE: group_multiply_encoding(FIRNI_ENCODING_TABLE, n, w, t); break;
+    case FIRNI_ENCODING_BYTES: group_multiply_bytes(n, w, t); break;
+    case FIRNI_ENCODING_4_BITS: group_multiply_4_bits(n, w, t); break;
+    case FIRNI_ENCODING_5_BITS: group_multiply_5_bits(n, w, t); break;
+    case FIRNI_ENCODING_6_BITS: group_multiply_6_bits(n, w, t); break;
+    case FIRNI_ENCODING_TABLE: group_multiply_table(n, w, t); break;
     }
 }
 
@@ -327,7 +351,7 @@ static void multiply_grouped_panels(const firni_matrix *w, const void *acts, uin
                                     unsigned n, uint32_t panel, unsigned width, float *y, size_t y_stride)
 {
     const firni_group_format *format = &firni_group_formats[w->type];
-    const firni_group_acts a = firni_group_acts_view(acts, w->n_cols, n_tokens);
+    const firni_group_acts a = firni_group_acts_view(format, acts, w->n_cols, n_tokens);
     const size_t panel_bytes = firni_panel_bytes(w->type, w->n_cols);
     const size_t first_group = (size_t)token * (w->n_cols / FIRNI_GROUP);
     const size_t first_start = (size_t)token * (w->n_cols / format->group_cols);
@@ -338,7 +362,7 @@ static void multiply_grouped_panels(const firni_matrix *w, const void *acts, uin
         .n_blocks = w->n_cols / format->block_cols,
         .values = a.values + (size_t)token * w->n_cols,
         .scales = a.scales + first_group,
-        .starts = format->offset != 0 ? a.starts + first_start : NULL,
+        .starts = a.starts + first_start,
         .totals = firni_group_has_minima(format) ? a.totals + first_group : NULL,
         .y = y,
         .y_stride = y_stride,

@@ -51,9 +51,10 @@ void firni_scalar_prepare_groups(firni_weight_type type, const float *x, size_t 
     int16_t *values = acts;
     void *scales_start = values + (size_t)n_tokens * n_cols;
     float *scales = scales_start;
-    void *rest = scales + (size_t)n_tokens * n_cols / FIRNI_GROUP;
-    float *totals = rest;
-    int32_t *starts = rest;
+    void *starts_start = scales + (size_t)n_tokens * n_cols / FIRNI_GROUP;
+    int32_t *starts = starts_start;
+    void *totals_start = starts + (size_t)n_tokens * n_cols / format->group_cols;
+    float *totals = totals_start;
     for (uint32_t t = token_begin; t < token_end; t++) {
         for (uint32_t k = 0; k < n_cols; k += FIRNI_GROUP) {
             const size_t at = (size_t)t * n_cols + k;
@@ -61,9 +62,8 @@ void firni_scalar_prepare_groups(firni_weight_type type, const float *x, size_t 
             scales[group] = quantise_group(x + t * x_stride + k, values + at);
             if (firni_group_has_minima(format)) {
                 totals[group] = scales[group] * (float)sum_of(values + at, FIRNI_GROUP);
-                continue;
             }
-            for (uint32_t i = 0; i < FIRNI_GROUP && format->offset != 0; i += format->group_cols) {
+            for (uint32_t i = 0; i < FIRNI_GROUP && format->encoding != FIRNI_ENCODING_BYTES; i += format->group_cols) {
                 starts[(at + i) / format->group_cols] = -format->offset * sum_of(values + at + i, format->group_cols);
             }
         }
@@ -163,7 +163,7 @@ void firni_scalar_multiply_groups(const firni_matrix *w, const uint8_t *panel, c
                                   uint32_t token, float y[FIRNI_PANEL_ROWS])
 {
     const firni_group_format *format = &firni_group_formats[w->type];
-    const firni_group_acts a = firni_group_acts_view(acts, w->n_cols, n_tokens);
+    const firni_group_acts a = firni_group_acts_view(format, acts, w->n_cols, n_tokens);
     const size_t first_group = (size_t)token * (w->n_cols / FIRNI_GROUP);
     const float *totals = firni_group_has_minima(format) ? a.totals + first_group : NULL;
     for (uint32_t lane = 0; lane < LANES; lane++) {

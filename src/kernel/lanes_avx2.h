@@ -198,12 +198,12 @@ FIRNI_INLINE lanes_acts lanes_load_acts(const int16_t *p) { return _mm256_set1_e
 
 FIRNI_INLINE lanes_int lanes_dot(lanes_int sum, lanes_weights w, lanes_acts x)
 {
-    sum.low = _mm256_add_epi32(sum.low, _mm256_madd_epi16(w.low, x));
-    sum.high = _mm256_add_epi32(sum.high, _mm256_madd_epi16(w.high, x));
-    /* Emits nothing. Left to itself, GCC loads the activations of all tokens before it multiplies, and then lacks the
-     * registers for twelve sums: a third of the speed is lost to spills. */
-    __asm__ volatile("" : "+x"(sum.low));
-    __asm__ volatile("" : "+x"(sum.high));
+    const __m256i low = _mm256_madd_epi16(w.low, x);
+    const __m256i high = _mm256_madd_epi16(w.high, x);
+    /* The addition in this form keeps its place. Left to itself, GCC loads the activations of all tokens before it
+     * multiplies, and then lacks the registers for twelve sums: a third of the speed is lost to spills. */
+    __asm__ volatile("vpaddd %1, %0, %0" : "+x"(sum.low) : "x"(low));
+    __asm__ volatile("vpaddd %1, %0, %0" : "+x"(sum.high) : "x"(high));
     return sum;
 }
 

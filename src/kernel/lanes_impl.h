@@ -34,6 +34,7 @@
  *   lanes_dot(sum, w, x)              sum + w[0] * x[0] + w[1] * x[1] in i32, exact
  *   lanes_magnitude_bits(a, b)        the largest bit pattern of |a| and |b|, as unsigned integers
  *   lanes_store_i16(p, a)             round to nearest even; the values fit
+ *   lanes_sum_i16(p)                  of 16, in i32
  */
 #ifndef FIRNI_LANES_IMPL_H
 #define FIRNI_LANES_IMPL_H
@@ -49,13 +50,16 @@
 enum { LANES = 16 };
 
 /* Loops of a constant few turns over arrays of vectors: only when unrolled do the arrays become registers. GCC keeps
- * more of them there when a longer inner loop is unrolled a little too, clang when it is not. */
+ * more of them there when a longer inner loop of one multiplication is unrolled a little too, clang when it is not; a
+ * loop that holds several is left as it is by both. */
 #if defined(__clang__)
 #define LANES_UNROLL _Pragma("clang loop unroll(full)")
 #define LANES_UNROLL_LONG _Pragma("clang loop unroll(disable)")
+#define LANES_UNROLL_NOT _Pragma("clang loop unroll(disable)")
 #else
 #define LANES_UNROLL _Pragma("GCC unroll 8")
 #define LANES_UNROLL_LONG _Pragma("GCC unroll 4")
+#define LANES_UNROLL_NOT _Pragma("GCC unroll 1")
 #endif
 
 /* The last n < 16 elements of an array; the other lanes are zero, and not stored. */

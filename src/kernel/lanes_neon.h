@@ -324,4 +324,9 @@ FIRNI_INLINE void lanes_store_i16(int16_t *p, lanes x)
     vst1_s16(p + 12, vmovn_s32(vcvtnq_s32_f32(x.d)));
 }
 
+FIRNI_INLINE int32_t lanes_sum_i16(const int16_t *p)
+{
+    return vaddvq_s32(vaddq_s32(vpaddlq_s16(vld1q_s16(p)), vpaddlq_s16(vld1q_s16(p + 8))));
+}
+
 #endif

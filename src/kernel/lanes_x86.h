@@ -1,5 +1,5 @@
 /*
- * What the two x86-64 lane headers share: loads, and the lower part of the folds.
+ * What the two x86-64 lane headers share: loads, the lower part of the folds, and sums of 16-bit integers.
  */
 #ifndef FIRNI_LANES_X86_H
 #define FIRNI_LANES_X86_H
@@ -37,6 +37,14 @@ FIRNI_INLINE uint32_t fold_max_u31_256(__m256i eight)
     const __m128i four = _mm_max_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
     const __m128i two = _mm_max_epi32(four, _mm_shuffle_epi32(four, _MM_SHUFFLE(1, 0, 3, 2)));
     return (uint32_t)_mm_cvtsi128_si32(_mm_max_epi32(two, _mm_shuffle_epi32(two, _MM_SHUFFLE(2, 3, 0, 1))));
+}
+
+FIRNI_INLINE int32_t lanes_sum_i16(const int16_t *p)
+{
+    const __m256i eight = _mm256_madd_epi16(load_256(p), _mm256_set1_epi16(1));
+    const __m128i four = _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+    const __m128i two = _mm_add_epi32(four, _mm_shuffle_epi32(four, _MM_SHUFFLE(1, 0, 3, 2)));
+    return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, _MM_SHUFFLE(2, 3, 0, 1))));
 }
 
 /* Two neighbouring i16 as one i32, for broadcasting. */

@@ -39,7 +39,7 @@ static uint32_t max_u32(uint32_t a, uint32_t b) { return a > b ? a : b; }
 
 size_t firni_matmul_scratch_bytes(uint32_t n_cols, uint32_t n_tokens)
 {
-    /* f32 rows are the largest form: 4 bytes an element, against 2 and at most 12 for each 32 of grouped formats. */
+    /* f32 rows are the largest form: 4 bytes an element, against 2 and 12 for each 32 of grouped formats. */
     return (size_t)firni_round_up((uint64_t)n_cols * n_tokens * sizeof(float), SCRATCH_ALIGN);
 }
 

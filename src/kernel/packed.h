@@ -23,11 +23,11 @@
  * Elements are stored unsigned; what a format subtracts from them (its offset) is put right by the activations, see
  * below. The packed form is as large as the file's, except for q4_K and q5_K, whose 12 bytes of 6-bit scales become 16.
  *
- * Activations for grouped weights: int16 [n_tokens][K], then f32 scales [n_tokens][K / 32], then
+ * Activations for grouped weights: int16 [n_tokens][K], then f32 scales [n_tokens][K / 32], then, except for q8_0,
  *
- *   formats with an offset    i32 starts [n_tokens][groups]: -offset * (sum of the group's activations), where each
- *                             integer sum begins: sum((w - offset) x) = sum(w x) - offset sum(x), exactly
- *   formats with minima       f32 totals [n_tokens][K / 32]: scale * (sum of the group's activations)
+ *   i32 starts [n_tokens][groups]     -offset * (sum of the group's activations), where each integer sum begins:
+ *                                     sum((w - offset) x) = sum(w x) - offset sum(x), exactly
+ *   f32 totals [n_tokens][K / 32]     scale * (sum of the group's activations), only for formats with minima
  *
  * For float weights they are plain f32 rows of K. All begin at a 64-byte boundary.
  */
@@ -114,7 +114,7 @@ FIRNI_INLINE size_t firni_group_block_bytes(const firni_group_format *format)
 #define FIRNI_ACTIVATION_TINY 0x1p-100f
 #define FIRNI_ACTIVATION_MAX 32767.0f
 
-/* The parts of quantised activations. Behind the scales lie starts or totals, or nothing: the format decides. */
+/* The parts of quantised activations; starts and totals only where the format has them. */
 typedef struct firni_group_acts {
     const int16_t *values;
     const float *scales;
@@ -122,14 +122,17 @@ typedef struct firni_group_acts {
     const float *totals;
 } firni_group_acts;
 
-FIRNI_INLINE firni_group_acts firni_group_acts_view(const void *acts, uint32_t n_cols, uint32_t n_tokens)
+FIRNI_INLINE firni_group_acts firni_group_acts_view(const firni_group_format *format, const void *acts, uint32_t n_cols,
+                                                    uint32_t n_tokens)
 {
     const size_t n = (size_t)n_tokens * n_cols;
     const int16_t *values = acts;
     const void *scales_start = values + n;
     const float *scales = scales_start;
-    const void *rest = scales + n / FIRNI_GROUP;
-    return (firni_group_acts){.values = values, .scales = scales, .starts = rest, .totals = rest};
+    const void *starts_start = scales + n / FIRNI_GROUP;
+    const int32_t *starts = starts_start;
+    const void *totals_start = starts + n / format->group_cols;
+    return (firni_group_acts){.values = values, .scales = scales, .starts = starts, .totals = totals_start};
 }
 
 /* Bytes of one panel. */
