@@ -262,32 +262,91 @@ static void check_product(const product *p)
     free(y);
 }
 
-static void bench_product(bench *b, firni_weight_type type, uint32_t n_rows, uint32_t n_cols, uint32_t n_tokens)
+static product product_create(bench *b, firni_weight_type type, uint32_t n_rows, uint32_t n_cols, uint32_t n_tokens)
 {
-    char name[80];
-    snprintf(name, sizeof(name), "matmul %s M=%u K=%u N=%u", firni_weight_type_name(type), n_rows, n_cols, n_tokens);
-    if (!wanted(b, name)) {
-        return;
-    }
-    uint8_t *panels = make_panels(type, n_rows, n_cols);
     float *x = allocate((size_t)n_tokens * n_cols * sizeof(*x));
     fill_floats(x, (size_t)n_tokens * n_cols, 3);
     product p = {
         .b = b,
-        .w = {.type = type, .n_rows = n_rows, .n_cols = n_cols, .panels = panels},
+        .w = {.type = type, .n_rows = n_rows, .n_cols = n_cols, .panels = make_panels(type, n_rows, n_cols)},
         .n_tokens = n_tokens,
         .x = x,
         .y = allocate((size_t)n_tokens * n_rows * sizeof(float)),
         .scratch = allocate(firni_matmul_scratch_bytes(n_cols, n_tokens)),
     };
     check_product(&p);
-    const timing t = measure(product_run, &p);
-    const double n_ops = 2.0 * n_rows * n_cols * n_tokens;
-    report(b, name, t, n_tokens <= 8 ? (double)firni_matrix_bytes(type, n_rows, n_cols) : 0, n_ops);
-    free(panels);
-    free(x);
-    free(p.y);
-    free(p.scratch);
+    return p;
+}
+
+static void product_destroy(product *p)
+{
+    free((void *)(uintptr_t)p->w.panels);
+    free((void *)(uintptr_t)p->x);
+    free(p->y);
+    free(p->scratch);
+}
+
+static void report_product(const product *p, const char *name, timing t)
+{
+    const double n_ops = 2.0 * p->w.n_rows * p->w.n_cols * p->n_tokens;
+    const size_t n_bytes = firni_matrix_bytes(p->w.type, p->w.n_rows, p->w.n_cols);
+    report(p->b, name, t, p->n_tokens <= 8 ? (double)n_bytes : 0, n_ops);
+}
+
+static void product_name(char out[80], const char *what, firni_weight_type type, uint32_t n_rows, uint32_t n_cols,
+                         uint32_t n_tokens)
+{
+    snprintf(out, 80, "%s %s M=%u K=%u N=%u", what, firni_weight_type_name(type), n_rows, n_cols, n_tokens);
+}
+
+static void bench_product(bench *b, firni_weight_type type, uint32_t n_rows, uint32_t n_cols, uint32_t n_tokens)
+{
+    char name[80];
+    product_name(name, "matmul", type, n_rows, n_cols, n_tokens);
+    if (!wanted(b, name)) {
+        return;
+    }
+    product p = product_create(b, type, n_rows, n_cols, n_tokens);
+    report_product(&p, name, measure(product_run, &p));
+    product_destroy(&p);
+}
+
+/* The grouped formats in turn, RUNS times, so that all of them meet the same neighbours on a shared machine; with the
+ * median of the ratios to the time of q8_0 in the same turn. */
+static void bench_formats(bench *b, uint32_t n_rows, uint32_t n_cols, uint32_t n_tokens)
+{
+    product products[FIRNI_WEIGHT_TYPES];
+    double seconds[FIRNI_WEIGHT_TYPES][RUNS];
+    if (!wanted(b, "formats")) {
+        return;
+    }
+    for (firni_weight_type type = FIRNI_WEIGHT_Q8_0; type < FIRNI_WEIGHT_TYPES; type++) {
+        products[type] = product_create(b, type, n_rows, n_cols, n_tokens);
+    }
+    for (int run = 0; run < RUNS; run++) {
+        for (firni_weight_type type = FIRNI_WEIGHT_Q8_0; type < FIRNI_WEIGHT_TYPES; type++) {
+            const double start = now_s();
+            product_run(&products[type]);
+            seconds[type][run] = now_s() - start;
+        }
+    }
+    for (int type = FIRNI_WEIGHT_TYPES - 1; type >= FIRNI_WEIGHT_Q8_0; type--) { /* q8_0 last: it is sorted then */
+        char name[80];
+        double ratios[RUNS];
+        for (int run = 0; run < RUNS; run++) {
+            ratios[run] = seconds[FIRNI_WEIGHT_Q8_0][run] / seconds[type][run];
+        }
+        qsort(ratios, RUNS, sizeof(ratios[0]), compare_doubles);
+        qsort(seconds[type], RUNS, sizeof(seconds[type][0]), compare_doubles);
+        product_name(name, "formats", (firni_weight_type)type, n_rows, n_cols, n_tokens);
+        const double *sorted = seconds[type];
+        const timing t = {.median = sorted[RUNS / 2], .best = sorted[0], .worst = sorted[RUNS - 1]};
+        report_product(&products[type], name, t);
+        if (!b->json) {
+            printf("%-44s %9.2f times as fast as q8_0\n", "", ratios[RUNS / 2]);
+        }
+        product_destroy(&products[type]);
+    }
 }
 
 /* ---- attention ------------------------------------------------------------------------------------------------ */
@@ -452,18 +511,18 @@ static void run_all(bench *b)
             bench_product(b, type, 200, 256, 1);
             bench_product(b, type, 200, 256, 13);
         }
+        bench_formats(b, 200, 256, 2);
         bench_attention(b, FIRN_DTYPE_F16, 64, 256, 1);
         bench_attention(b, FIRN_DTYPE_BF16, 64, 256, 64);
         return;
     }
-    for (firni_weight_type type = FIRNI_WEIGHT_Q8_0; type < FIRNI_WEIGHT_TYPES; type++) {
-        bench_product(b, type, 460800, 1024, 1);
-        bench_product(b, type, 6912, 1024, 512);
-    }
+    bench_product(b, FIRNI_WEIGHT_Q8_0, 460800, 1024, 1);
     bench_product(b, FIRNI_WEIGHT_Q8_0, 460800, 1024, 4);
-    bench_product(b, FIRNI_WEIGHT_Q4_K, 460800, 1024, 4);
+    bench_product(b, FIRNI_WEIGHT_Q8_0, 6912, 1024, 512);
     bench_product(b, FIRNI_WEIGHT_Q8_0, 1024, 6912, 512);
-    bench_product(b, FIRNI_WEIGHT_Q4_K, 1024, 6912, 512);
+    bench_formats(b, 115200, 1024, 1);
+    bench_formats(b, 115200, 1024, 4);
+    bench_formats(b, 1024, 1024, 512);
     bench_product(b, FIRNI_WEIGHT_F16, 230400, 1024, 1);
     bench_product(b, FIRNI_WEIGHT_F16, 6912, 1024, 512);
     bench_product(b, FIRNI_WEIGHT_BF16, 230400, 1024, 1);
