@@ -135,6 +135,7 @@ FIRNI_INLINE void group_dot_words(const firni_encoding encoding, const unsigned 
     for (unsigned word = 0; word < n_words; word++) {
         LANES_UNROLL
         for (unsigned field = 0; field < n_fields; field++) {
+            const int16_t *pair_values = values + ((size_t)word * n_fields + field) * 2;
             LANES_UNROLL
             for (unsigned j = 0; j < w; j++) {
                 const void *at = elements + j * panel_bytes + (size_t)word * 4 * LANES;
@@ -145,8 +146,13 @@ FIRNI_INLINE void group_dot_words(const firni_encoding encoding, const unsigned 
                 if (field == 0) {
                     __builtin_prefetch((const void *)((uintptr_t)at + MATMUL_AHEAD_BYTES));
                 }
+                if (n == 1) { /* at once: four panels' weights and sums at a time are more than there are registers */
+                    sums[0][j] = lanes_dot(sums[0][j], weights[j], lanes_load_acts(pair_values));
+                }
             }
-            group_dot(n, w, sums, weights, values + ((size_t)word * n_fields + field) * 2, value_stride);
+            if (n > 1) {
+                group_dot(n, w, sums, weights, pair_values, value_stride);
+            }
         }
     }
     if (n_left == 0) {
