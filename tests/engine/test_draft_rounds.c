@@ -48,14 +48,12 @@ static void every_family_takes_guesses_back_to_the_bit(void **state)
 {
     (void)state;
     enum { GUESSES = 4, PROMPT = 45, ANSWER = 60 };
-    /* Windows, KV shared between layers, recurrent state beside attention, recurrent state alone. Without the prefix
-     * cache, which is not what is tested here. */
+    /* Windows, KV shared between layers, recurrent state beside attention, recurrent state alone. What is
+     * published along the way must be what plain decoding would have left: the next turn finds as much. */
     static const char *const models[] = {
         "tests/oracle/gemma3.gguf", "tests/oracle/gemma4.gguf", "tests/oracle/qwen35.gguf", "tests/oracle/mamba2.gguf",
     };
-    firn_engine_options off = plain_options, on = drafting_options;
-    off.no_prefix_cache = on.no_prefix_cache = true;
-    static test_answer plain, drafted;
+    static test_answer plain, drafted, next, drafted_next;
     firn_token prompt[PROMPT_MAX];
     test_rng rng = test_rng_create("families", 47);
     for (uint32_t i = 0; i < PROMPT; i++) {
@@ -63,15 +61,20 @@ static void every_family_takes_guesses_back_to_the_bit(void **state)
     }
     for (size_t m = 0; m < sizeof models / sizeof models[0]; m++) {
         test_stack stack;
-        test_stack_open(&stack, &(test_stack_options){ .model_path = models[m], .engine = off });
+        test_stack_open(&stack, &(test_stack_options){ .model_path = models[m], .engine = plain_options });
         ask(&stack, make_request(prompt, PROMPT, ANSWER), &plain);
+        memcpy(prompt + PROMPT, plain.tokens, ANSWER * sizeof prompt[0]);
+        ask(&stack, make_request(prompt, PROMPT + ANSWER, 3), &next);
         (void)test_stack_close(&stack, 1000000000);
         for (uint32_t n_right = 0; n_right <= GUESSES + 1; n_right++) {
-            test_stack_open(&stack, &(test_stack_options){ .model_path = models[m], .engine = on });
+            test_stack_open(&stack, &(test_stack_options){ .model_path = models[m], .engine = drafting_options });
             use_script(&plain, PROMPT, GUESSES, n_right <= GUESSES ? n_right : UINT32_MAX);
             ask(&stack, make_request(prompt, PROMPT, ANSWER), &drafted);
             assert_same_answer(&plain, &drafted);
             assert_true(drafted.usage.draft.n_rounds > 0);
+            ask(&stack, make_request(prompt, PROMPT + ANSWER, 3), &drafted_next);
+            assert_same_answer(&next, &drafted_next);
+            assert_int_equal(drafted_next.usage.cache.n_tokens, next.usage.cache.n_tokens);
             assert_true(n_right == 0 || drafted.usage.draft.accepted_tokens > 0);
             (void)test_stack_close(&stack, 1000000000);
         }
