@@ -8,10 +8,14 @@
  *
  * The query is quantised once for a batch, weights (times the tokens' scales) once for a tile and group. Codes are cut
  * out of words in registers, by a shift and a mask for each 32 of them; no key or value is ever written out in another
- * form. Scales, biases and the running values are f32: one multiply-add for a group of keys, one for 64 tokens of values.
+ * form. Scales, biases and the running values are f32: one multiply-add for a group of keys, one for 64 tokens of
+ * values.
  *
- * A token that is not seen has the weight 0, and zero times any code is zero; only scales and biases, which could be NaN
- * there, are cleared at the edges.
+ * A token that is not seen has the weight 0, and zero times any code is zero; only scales and biases, which could be
+ * NaN there, are cleared at the edges.
+ *
+ * Work of 64 x 64 codes of 8 bits for two query heads (AVX2): 256 times 2 instructions to cut out codes, 2 broadcasts, 4
+ * multiply-adds and 4 additions, half of the time of a tile; softmax takes a sixth, making weights integers a fifth.
  */
 #ifndef FIRNI_QUANT_IMPL_H
 #define FIRNI_QUANT_IMPL_H

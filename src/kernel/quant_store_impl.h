@@ -1,8 +1,8 @@
 /*
  * Storing quantised keys and values, of a vector variant. Written over lanes.
  *
- * A key's codes of one row are one 32-bit word, since the row's dimensions of a token lie in one lane; a value's codes of
- * one row are one bit field of 16 neighbouring words.
+ * A key's codes of one row are one 32-bit word, since the row's dimensions of a token lie in one lane; a value's codes
+ * of one row are one bit field of 16 neighbouring words.
  */
 #ifndef FIRNI_QUANT_STORE_IMPL_H
 #define FIRNI_QUANT_STORE_IMPL_H
@@ -52,6 +52,26 @@ static void quant_affine(const float *x, uint32_t n, uint32_t bits, int16_t *cod
     }
 }
 
+/* 16 numbers; few thresholds are compared with one after the other, many are searched. */
+static void quant_normal_codes(const firni_lloyd *lloyd, uint32_t bits, const float *x, float inverse, int16_t *codes)
+{
+    const lanes y = lanes_mul(lanes_load(x), lanes_set(inverse));
+    if (bits <= 5) {
+        lanes below = lanes_set(0.0f);
+        for (uint32_t i = 0; i + 1 < 1u << bits; i++) {
+            const lanes one = lanes_select_less(lanes_set(lloyd->thresholds[i]), y, lanes_set(1.0f), lanes_set(0.0f));
+            below = lanes_add(below, one);
+        }
+        lanes_store_i16(codes, below);
+        return;
+    }
+    float numbers[LANES];
+    lanes_store(numbers, y);
+    for (uint32_t i = 0; i < LANES; i++) {
+        codes[i] = (int16_t)firni_lloyd_code(lloyd, bits, numbers[i]);
+    }
+}
+
 /* One group of 32 rotated elements. */
 static void quant_normal(const float *x, uint32_t bits, int16_t *codes, uint16_t *scale)
 {
@@ -65,9 +85,8 @@ static void quant_normal(const float *x, uint32_t bits, int16_t *codes, uint16_t
     } else if (*scale != 0) {
         const firni_lloyd *lloyd = firni_lloyd_of(bits);
         const float inverse = 1.0f / firni_f16_to_f32(*scale);
-        for (uint32_t i = 0; i < FIRNI_QUANT_GROUP_MIN; i++) {
-            codes[i] = (int16_t)firni_lloyd_code(lloyd, bits, x[i] * inverse);
-        }
+        quant_normal_codes(lloyd, bits, x, inverse, codes);
+        quant_normal_codes(lloyd, bits, x + LANES, inverse, codes + LANES);
     }
 }
 

@@ -15,8 +15,8 @@
  *   row of 4-bit codes   lane 0: [s0 s2 s4 s6][s1 s3 s5 s7]   lane 1: ...       s0 is the lowest 4 bits of a word
  *
  * Shifting all words alike and masking them leaves a pair of steps in every lane. Bits that do not divide 16 are two
- * parts: 5 is 4 rows of 4 bits and a row of 1 bit for all 32 steps, 3 is 2 rows of 2 bits and a row of 1 bit. Nothing is
- * wasted, and the rows lie in the order in which attention reads them.
+ * parts: 5 is 4 rows of 4 bits and a row of 1 bit for all 32 steps, 3 is 2 rows of 2 bits and a row of 1 bit. Nothing
+ * is wasted, and the rows lie in the order in which attention reads them.
  *
  * A key is scale * code + bias. So is a value; or, when rotated, scale * unit * (level[code] - centre), in the rotated
  * frame (docs/ARITHMETIC.md).
@@ -206,17 +206,55 @@ FIRNI_INLINE firni_value_code firni_value_code_of(const firni_quant_geometry *g)
 
 /* ---- rotation ------------------------------------------------------------------------------------------------- */
 
-/* Walsh-Hadamard transform without a factor, n a power of two: additions and subtractions only, in this order in every
- * variant. */
+/* Sums and differences of elements `half` apart. */
+FIRNI_INLINE void firni_hadamard_stage(float *x, uint32_t n, const uint32_t half)
+{
+    for (uint32_t i = 0; i < n; i += 2 * half) {
+        for (uint32_t j = i; j < i + half; j++) {
+            const float a = x[j];
+            const float b = x[j + half];
+            x[j] = a + b;
+            x[j + half] = a - b;
+        }
+    }
+}
+
+/* The same of 16 neighbours and 16 others, through copies that cannot overlap. */
+FIRNI_INLINE void firni_hadamard_sixteen(float *x, float *y)
+{
+    float a[16];
+    float b[16];
+    memcpy(a, x, sizeof(a));
+    memcpy(b, y, sizeof(b));
+    for (uint32_t i = 0; i < 16; i++) {
+        x[i] = a[i] + b[i];
+    }
+    for (uint32_t i = 0; i < 16; i++) {
+        y[i] = a[i] - b[i];
+    }
+}
+
+/* Walsh-Hadamard transform without a factor, n a power of two from 16 on: stages `half` = 1, 2, 4, ..., additions and
+ * subtractions only, the same in every variant. The first two stages are done together, because compilers do the others
+ * in vectors. */
 FIRNI_INLINE void firni_hadamard(float *x, uint32_t n)
 {
-    for (uint32_t half = 1; half < n; half *= 2) {
+    for (uint32_t i = 0; i < n; i += 4) {
+        const float a = x[i] + x[i + 1];
+        const float b = x[i] - x[i + 1];
+        const float c = x[i + 2] + x[i + 3];
+        const float d = x[i + 2] - x[i + 3];
+        x[i] = a + c;
+        x[i + 1] = b + d;
+        x[i + 2] = a - c;
+        x[i + 3] = b - d;
+    }
+    firni_hadamard_stage(x, n, 4);
+    firni_hadamard_stage(x, n, 8);
+    for (uint32_t half = 16; half < n; half *= 2) {
         for (uint32_t i = 0; i < n; i += 2 * half) {
-            for (uint32_t j = i; j < i + half; j++) {
-                const float a = x[j];
-                const float b = x[j + half];
-                x[j] = a + b;
-                x[j + half] = a - b;
+            for (uint32_t j = i; j < i + half; j += 16) {
+                firni_hadamard_sixteen(x + j, x + j + half);
             }
         }
     }
