@@ -69,7 +69,6 @@ typedef struct firni_sequence {
     firni_sequence_state state;
     firn_lease *lease;        /* while waiting, once acquired */
     uint64_t reserved_bytes;  /* counted in engine.reserved_bytes from its lookup on */
-    bool prompt_published;
     firni_draft draft;
     firn_usage usage;
     uint64_t submitted_ns;

@@ -121,7 +121,6 @@ static void link_steps(firn_prefix *prefix, firni_insertion *in, firni_insertion
         firni_checkpoint_link(prefix, last, checkpoint);
         in->taken_bytes += prefix->checkpoint_bytes;
     }
-    in->n_kept = plan->n_held + (plan->n_steps > 0 ? last->first_token + last->n_tokens - plan->n_held : 0);
     in->added = plan->n_steps > 0 || plan->refills || checkpoint != NULL;
     firni_touch(prefix, last);
     /* After touching, which takes the mark away. */
@@ -148,7 +147,6 @@ firn_reason firni_insert(firn_prefix *prefix, firni_insertion *in)
 {
     firni_insertion_plan plan = { .anchor = NULL };
     in->last = NULL;
-    in->n_kept = 0;
     in->added = false;
     in->offered_bytes = in->taken_bytes = 0;
     firn_reason reason = firni_plan_check(prefix, in, &plan);

@@ -244,7 +244,6 @@ typedef struct firni_insertion {
     bool unasked;      /* nobody waits for it */
     /* results */
     firni_node *last;  /* node that holds the last token that was kept; NULL when none was */
-    uint32_t n_kept;   /* tokens that the tree holds now, whether from these caches or not */
     bool added;        /* the tree holds more than before */
     uint64_t offered_bytes; /* blocks of these caches */
     uint64_t taken_bytes;   /* of these, blocks that the tree took */
