@@ -4,9 +4,6 @@
  *
  * Owns the order of a token's channels: queries, keys, values. The rest is recurrent.c.
  */
-#include <stdio.h>
-
-#include "base/base_impl.h"
 #include "layout/recurrent_impl.h"
 
 static firn_status gated_delta_init(firn_cache *cache, firn_error *err)

@@ -4,7 +4,6 @@
  *
  * Owns the order of a token's channels: values, keys, queries. The rest is recurrent.c.
  */
-#include "base/base_impl.h"
 #include "layout/recurrent_impl.h"
 
 static firn_status mamba2_init(firn_cache *cache, firn_error *err)
