@@ -131,5 +131,5 @@ install: build
 clean:
 	rm -rf build
 
--include $(patsubst %.o,%.d,$(FIRN_OBJS) $(FIRNLM_OBJS) $(PROG_OBJS) $(SUPPORT_OBJS) $(call obj,$(TEST_SRCS) $(wildcard bench/*.c)))
+-include $(patsubst %.o,%.d,$(FIRN_OBJS) $(FIRNLM_OBJS) $(PROG_OBJS) $(SUPPORT_OBJS) $(call obj,$(TEST_SRCS) $(wildcard bench/*.c examples/*.c tools/*.c)))
 .SECONDARY:

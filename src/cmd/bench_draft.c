@@ -9,7 +9,6 @@
  * Timed is the answer after its first token: a prompt is read no faster by guessing. A model with random weights, which
  * writes noise, shows the cost of guesses that fail, not their use.
  */
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -31,39 +30,8 @@ static const char *const texts[FIRNI_BENCH_DRAFT_TEXTS] = {
 
 static const char *const names[FIRNI_BENCH_DRAFT_TEXTS] = { "repeating text", "prose" };
 
-/* One answer and what its events left behind. */
-typedef struct answer {
-    pthread_mutex_t mutex;
-    pthread_cond_t changed;
-    bool ended;          /* guarded by mutex, like what follows */
-    firn_token *tokens;  /* [n_max] */
-    uint32_t n_tokens, n_max;
-    firn_finish finish;
-    firn_usage usage;
-    firn_error error;
-} answer;
-
-static void on_event(void *ctx, const firn_event *event)
-{
-    answer *a = ctx;
-    (void)pthread_mutex_lock(&a->mutex);
-    if (event->kind == FIRN_EVENT_TOKEN && a->n_tokens < a->n_max) {
-        a->tokens[a->n_tokens++] = event->token;
-    }
-    if (event->kind == FIRN_EVENT_END) {
-        a->ended = true;
-        a->finish = event->finish;
-        a->usage = *event->usage;
-        if (event->error != NULL) {
-            a->error = *event->error;
-        }
-        (void)pthread_cond_signal(&a->changed);
-    }
-    (void)pthread_mutex_unlock(&a->mutex);
-}
-
 /* One request on an engine of its own; the models stay. */
-static firn_status decode(const firni_bench *bench, const firn_token *prompt, uint32_t n_prompt, bool drafts, answer *a,
+static firn_status decode(const firni_bench *bench, const firn_token *prompt, uint32_t n_prompt, bool drafts, firni_bench_answer *a,
                           firn_error *err)
 {
     const firni_stack *stack = bench->stack;
@@ -78,42 +46,21 @@ static firn_status decode(const firni_bench *bench, const firn_token *prompt, ui
         .draft_always = bench->options.draft_always,
         .draft_tokens_max = bench->options.n_draft_max,
     };
-    const firn_request request = {
-        .prompt = prompt,
-        .n_prompt = n_prompt,
-        .max_tokens = a->n_max,
-        .ignore_end = true,
-        .on_event = on_event,
-        .ctx = a,
-    };
     firn_engine *engine = NULL;
-    uint64_t id;
-    a->ended = false;
-    a->n_tokens = 0;
     firn_status status = firn_engine_create(&options, bench->env, &engine, err);
     if (status == FIRN_OK) {
-        status = firn_engine_submit(engine, &request, &id, err);
-    }
-    if (status == FIRN_OK) {
-        (void)pthread_mutex_lock(&a->mutex);
-        while (!a->ended) {
-            (void)pthread_cond_wait(&a->changed, &a->mutex);
-        }
-        (void)pthread_mutex_unlock(&a->mutex);
-        if (a->finish == FIRN_FINISH_ERROR) {
-            status = firni_fail(err, a->error.status, "%s", a->error.message);
-        }
+        status = firni_bench_ask(engine, prompt, n_prompt, a, err);
     }
     firn_engine_destroy(engine, STOP_NS, NULL);
     return status;
 }
 
-static double tokens_per_second(const answer *a)
+static double tokens_per_second(const firni_bench_answer *a)
 {
     return (double)(a->n_tokens - 1) / ((double)(a->usage.total_ns - a->usage.first_token_ns) * 1e-9);
 }
 
-static firn_status measure_text(firni_bench *bench, const firn_token *prompt, uint32_t n_prompt, answer both[2],
+static firn_status measure_text(firni_bench *bench, const firn_token *prompt, uint32_t n_prompt, firni_bench_answer both[2],
                                 firni_bench_draft *out, firn_error *err)
 {
     /* Run 0 is the comparison. */
@@ -140,13 +87,11 @@ static firn_status measure_text(firni_bench *bench, const firn_token *prompt, ui
 
 firn_status firni_bench_measure_draft(firni_bench *bench, firn_error *err)
 {
-    answer both[2];
+    firni_bench_answer both[2];
     bool has_memory = true;
     for (uint32_t on = 0; on < 2; on++) {
-        both[on] = (answer){ .n_max = bench->options.n_draft };
+        both[on] = (firni_bench_answer){ .n_max = bench->options.n_draft };
         both[on].tokens = firni_calloc(bench->env, both[on].n_max, sizeof *both[on].tokens);
-        (void)pthread_mutex_init(&both[on].mutex, NULL);
-        (void)pthread_cond_init(&both[on].changed, NULL);
         has_memory = has_memory && both[on].tokens != NULL;
     }
     firn_status status = has_memory ? FIRN_OK : firni_fail(err, FIRN_ERR_NO_MEMORY, "no memory for two answers");
@@ -163,8 +108,6 @@ firn_status firni_bench_measure_draft(firni_bench *bench, firn_error *err)
         free(prompt);
     }
     for (uint32_t on = 0; on < 2; on++) {
-        (void)pthread_cond_destroy(&both[on].changed);
-        (void)pthread_mutex_destroy(&both[on].mutex);
         firni_free(bench->env, both[on].tokens);
     }
     return status;

@@ -4,6 +4,8 @@
  *   cmd_bench.c      flags, the order of things
  *   bench_forward.c  prefill and decode: the model driven directly, over ragged caches
  *   bench_ttft.c     time to first token through the engine: cold, from RAM, from disk
+ *   bench_resume.c   time to first token after a restart: the same prompt, its continuation, a branch
+ *   bench_request.c  one request through an engine
  *   bench_draft.c    decode through the engine, plain and with guesses
  *   bench_memory.c   what this machine can stream from memory: the bound of decode
  *   bench_files.c    what this machine can read from the cache's own files: the bound of a restore
@@ -39,6 +41,7 @@ typedef struct firni_bench_options {
     uint32_t n_batches;
     uint32_t n_chunk;       /* prompt tokens per forward */
     uint32_t n_ttft;        /* 0: no time to first token */
+    uint32_t n_resume;      /* tokens of the prompt of a restart; 0: no restarts */
     uint32_t n_draft;       /* tokens of the answers that compare speculation with plain decoding; 0: no */
     bool draft_always;      /* see firn_engine_options */
     uint32_t n_draft_max;   /* guesses of a step; 0: the engine's default */
@@ -63,6 +66,22 @@ typedef struct firni_bench_ttft {
     bool is_direct;                 /* the raw read bypassed the page cache */
 } firni_bench_ttft;
 
+/* What comes after a restart. */
+typedef enum firni_bench_turn {
+    FIRNI_BENCH_SAME,     /* the same prompt */
+    FIRNI_BENCH_CONTINUE, /* prompt, answer, new tokens */
+    FIRNI_BENCH_BRANCH,   /* the prompt without its last tokens, new tokens */
+    FIRNI_BENCH_TURNS
+} firni_bench_turn;
+
+typedef struct firni_bench_resume {
+    uint32_t n_prompt, n_answer, n_new, n_cut;
+    firni_sample cold_seconds;
+    firni_sample seconds[FIRNI_BENCH_TURNS];
+    uint32_t prompt_tokens[FIRNI_BENCH_TURNS];   /* of the request */
+    uint32_t computed_tokens[FIRNI_BENCH_TURNS]; /* what was not restored: the most of all runs */
+} firni_bench_resume;
+
 #define FIRNI_BENCH_DRAFT_TEXTS 2u
 
 /* One text, decoded plainly and with guesses. */
@@ -82,13 +101,45 @@ typedef struct firni_bench {
     firni_sample prefill_rate;      /* tokens/s */
     firni_bench_decode decode[FIRNI_BENCH_BATCHES_MAX];
     firni_bench_ttft ttft;
+    firni_bench_resume resume;
     firni_bench_draft draft[FIRNI_BENCH_DRAFT_TEXTS];
 } firni_bench;
+
+/* ---- bench_request.c ---- */
+
+#define FIRNI_BENCH_DISK_BUDGET_BYTES (UINT64_C(1) << 40) /* nothing is to be evicted here */
+#define FIRNI_BENCH_FLUSH_NS (UINT64_C(120) * 1000000000u)
+
+/* tokens: room for n_max. */
+typedef struct firni_bench_answer {
+    firn_token *tokens;
+    uint32_t n_max;
+    uint32_t n_tokens;
+    firn_usage usage;
+} firni_bench_answer;
+
+/* Runs the prompt for exactly n_max tokens and waits. Errors: the request's own. */
+firn_status firni_bench_ask(firn_engine *engine, const firn_token *prompt, uint32_t n_prompt,
+                            firni_bench_answer *answer, firn_error *err);
+
+/* An engine over a disk tier in `dir`, for one request at a time. */
+typedef struct firni_bench_session {
+    firn_tier *tier;
+    firn_engine *engine;
+} firni_bench_session;
+
+firn_status firni_bench_session_open(firni_bench_session *session, const firni_bench *bench, const char *dir,
+                                     uint32_t ctx_tokens, firn_error *err);
+/* Flushes; STATE when something did not reach the disk, since a later run would be a cold one. Accepts what a failed
+ * open has left. */
+firn_status firni_bench_session_close(firni_bench_session *session, firn_error *err);
 
 /* Fills prefill_rate and decode. Errors: those of the parts; STATE when two ways that must agree to the bit do not. */
 firn_status firni_bench_forward(firni_bench *bench, firn_error *err);
 /* Fills ttft. */
 firn_status firni_bench_measure_ttft(firni_bench *bench, firn_error *err);
+/* Fills resume. */
+firn_status firni_bench_measure_resume(firni_bench *bench, firn_error *err);
 /* Fills draft. */
 firn_status firni_bench_measure_draft(firni_bench *bench, firn_error *err);
 /* Adds n_runs readings of a buffer larger than any cache to stream_rate. */

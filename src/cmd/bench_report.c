@@ -95,6 +95,21 @@ static void print_ttft(const firni_bench_ttft *t)
     (void)printf("\n");
 }
 
+static const char *const turn_names[FIRNI_BENCH_TURNS] = { "same prompt", "continuation", "branch" };
+
+static void print_resume(const firni_bench_resume *r)
+{
+    (void)printf("\ntime to first token after a restart: a prompt of %" PRIu32 " tokens, its continuation (the answer of %"
+                 PRIu32 " and %" PRIu32 " more), a branch (%" PRIu32 " cut, %" PRIu32 " new)\n", r->n_prompt, r->n_answer,
+                 r->n_new, r->n_cut, r->n_new);
+    print_row("cold", &r->cold_seconds, 1.0, "s");
+    (void)printf("\n");
+    for (uint32_t turn = 0; turn < FIRNI_BENCH_TURNS; turn++) {
+        print_row(turn_names[turn], &r->seconds[turn], 1.0, "s");
+        (void)printf("   %" PRIu32 " of %" PRIu32 " tokens computed\n", r->computed_tokens[turn], r->prompt_tokens[turn]);
+    }
+}
+
 static void print_draft(const firni_bench *bench)
 {
     const firn_model *drafter = bench->stack->draft_model;
@@ -148,6 +163,9 @@ void firni_bench_print(const firni_bench *bench)
     if (o->n_ttft > 0) {
         print_ttft(&bench->ttft);
     }
+    if (o->n_resume > 0) {
+        print_resume(&bench->resume);
+    }
     if (o->n_draft > 0) {
         print_draft(bench);
     }
@@ -194,6 +212,19 @@ static json_t *ttft_json(const firni_bench_ttft *t)
         ratio(firni_sample_median(&t->restore_rate), firni_sample_median(&t->raw_rate)));
 }
 
+static json_t *resume_json(const firni_bench_resume *r)
+{
+    json_t *object = json_pack("{s:I, s:o}", "prompt_tokens", (json_int_t)r->n_prompt, "cold_seconds",
+                               sample_json(&r->cold_seconds));
+    for (uint32_t turn = 0; turn < FIRNI_BENCH_TURNS; turn++) {
+        (void)json_object_set_new(object, turn_names[turn],
+                                  json_pack("{s:o, s:I, s:I}", "seconds", sample_json(&r->seconds[turn]), "tokens",
+                                            (json_int_t)r->prompt_tokens[turn], "computed_tokens",
+                                            (json_int_t)r->computed_tokens[turn]));
+    }
+    return object;
+}
+
 static json_t *draft_json(const firni_bench *bench)
 {
     json_t *array = json_array();
@@ -225,6 +256,9 @@ int firni_bench_print_json(const firni_bench *bench)
         sample_json(&bench->prefill_rate), "decode", decode_json(bench));
     if (object != NULL && o->n_ttft > 0) {
         (void)json_object_set_new(object, "ttft", ttft_json(&bench->ttft));
+    }
+    if (o->n_resume > 0 && object != NULL) {
+        (void)json_object_set_new(object, "resume", resume_json(&bench->resume));
     }
     if (object != NULL && o->n_draft > 0) {
         (void)json_object_set_new(object, "draft", draft_json(bench));

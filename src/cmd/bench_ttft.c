@@ -10,7 +10,6 @@
  * there is nothing to time.
  */
 #define _GNU_SOURCE /* mkdtemp is POSIX 2008, yet hidden by some libraries without it */
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,130 +19,38 @@
 #include "cmd/cache_files.h"
 
 #define N_ANSWER 16u /* tokens compared: a wrong state shows within one or two */
-#define DISK_BUDGET_BYTES (UINT64_C(1) << 40) /* nothing is to be evicted here */
-#define FLUSH_NS (UINT64_C(120) * 1000000000u)
 
 typedef struct ttft_bench {
     firni_bench *bench;
     char dir[512];
     firn_token *prompt;
-    firn_tier *tier;
-    firn_engine *engine;
+    firni_bench_session session;
     firn_token cold_answer[N_ANSWER];
+    firn_token tokens[N_ANSWER];
+    firni_bench_answer answer;
 } ttft_bench;
 
-/* One request and what its events left behind. */
-typedef struct probe {
-    pthread_mutex_t mutex;
-    pthread_cond_t changed;
-    bool ended;                 /* guarded by mutex, like what follows */
-    firn_token answer[N_ANSWER];
-    uint32_t n_answer;
-    firn_finish finish;
-    firn_usage usage;
-    firn_error error;
-} probe;
-
-static void on_event(void *ctx, const firn_event *event)
+static firn_status ask(ttft_bench *t, firn_error *err)
 {
-    probe *p = ctx;
-    (void)pthread_mutex_lock(&p->mutex);
-    if (event->kind == FIRN_EVENT_TOKEN && p->n_answer < N_ANSWER) {
-        p->answer[p->n_answer++] = event->token;
-    }
-    if (event->kind == FIRN_EVENT_END) {
-        p->ended = true;
-        p->finish = event->finish;
-        p->usage = *event->usage;
-        if (event->error != NULL) {
-            p->error = *event->error;
-        }
-        (void)pthread_cond_signal(&p->changed);
-    }
-    (void)pthread_mutex_unlock(&p->mutex);
+    t->answer = (firni_bench_answer){ .tokens = t->tokens, .n_max = N_ANSWER };
+    return firni_bench_ask(t->session.engine, t->prompt, t->bench->options.n_ttft, &t->answer, err);
 }
 
-/* Runs the prompt once; p holds the result. */
-static firn_status ask(const ttft_bench *t, probe *p, firn_error *err)
+static firn_status open_session(ttft_bench *t, firn_error *err)
 {
-    *p = (probe){ .ended = false };
-    (void)pthread_mutex_init(&p->mutex, NULL);
-    (void)pthread_cond_init(&p->changed, NULL);
-    const firn_request request = {
-        .prompt = t->prompt,
-        .n_prompt = t->bench->options.n_ttft,
-        .max_tokens = N_ANSWER,
-        .ignore_end = true,
-        .on_event = on_event,
-        .ctx = p,
-    };
-    uint64_t id;
-    firn_status status = firn_engine_submit(t->engine, &request, &id, err);
-    if (status == FIRN_OK) {
-        (void)pthread_mutex_lock(&p->mutex);
-        while (!p->ended) {
-            (void)pthread_cond_wait(&p->changed, &p->mutex);
-        }
-        (void)pthread_mutex_unlock(&p->mutex);
-        if (p->finish == FIRN_FINISH_ERROR) {
-            status = firni_fail(err, p->error.status, "%s", p->error.message);
-        }
-    }
-    (void)pthread_cond_destroy(&p->changed);
-    (void)pthread_mutex_destroy(&p->mutex);
-    return status;
-}
-
-/* Tier and engine alone are opened again between runs. The model stays: loading weights is no part of a restore. */
-static firn_status open_engine(ttft_bench *t, firn_error *err)
-{
-    const firni_bench *bench = t->bench;
-    const firn_disk_options disk = {
-        .dir = t->dir,
-        .schema = firn_model_schema(bench->stack->model),
-        .pool = bench->stack->pool,
-        .budget_bytes = DISK_BUDGET_BYTES,
-    };
-    firn_status status = firn_disk_open(&disk, bench->env, &t->tier, err);
-    if (status == FIRN_OK) {
-        const firn_engine_options options = {
-            .model = bench->stack->model,
-            .pool = bench->stack->pool,
-            .tier = t->tier,
-            .ctx_tokens_max = bench->options.n_ttft + N_ANSWER,
-            .batch_rows_max = 1,
-            .chunk_tokens_max = bench->options.n_chunk,
-        };
-        status = firn_engine_create(&options, bench->env, &t->engine, err);
-    }
-    return status;
-}
-
-/* Closing flushes; state that did not reach the disk would make the next run a cold one. */
-static firn_status close_engine(ttft_bench *t, firn_error *err)
-{
-    firn_flush_report report = { .durable = true };
-    if (t->engine != NULL) {
-        firn_engine_destroy(t->engine, FLUSH_NS, &report);
-    }
-    firn_tier_destroy(t->tier);
-    t->engine = NULL;
-    t->tier = NULL;
-    return report.durable ? FIRN_OK
-                          : firni_fail(err, FIRN_ERR_STATE, "%llu prefixes could not be stored",
-                                       (unsigned long long)(report.n_missing + report.n_failed));
+    return firni_bench_session_open(&t->session, t->bench, t->dir, t->bench->options.n_ttft + N_ANSWER, err);
 }
 
 /* The answer must be the cold one, and at least nine tenths of the prompt must have come from where it should. */
-static firn_status check(const ttft_bench *t, const probe *p, const char *from, uint32_t n_cached, firn_error *err)
+static firn_status check(const ttft_bench *t, const char *from, uint32_t n_cached, firn_error *err)
 {
     const uint32_t n_prompt = t->bench->options.n_ttft;
-    if (p->n_answer != N_ANSWER || memcmp(p->answer, t->cold_answer, sizeof t->cold_answer) != 0) {
+    if (t->answer.n_tokens != N_ANSWER || memcmp(t->tokens, t->cold_answer, sizeof t->cold_answer) != 0) {
         return firni_fail(err, FIRN_ERR_STATE, "the answer from %s differs from the cold one", from);
     }
     if (n_cached < n_prompt - n_prompt / 10) {
         return firni_fail(err, FIRN_ERR_STATE, "only %u of %u prompt tokens came from %s (%s)", n_cached, n_prompt,
-                          from, firn_reason_name(p->usage.cache.reason));
+                          from, firn_reason_name(t->answer.usage.cache.reason));
     }
     return FIRN_OK;
 }
@@ -151,24 +58,24 @@ static firn_status check(const ttft_bench *t, const probe *p, const char *from, 
 /* Cold is measured once: only the first time is cold, and a second prompt would take minutes more. */
 static firn_status measure_cold_and_ram(ttft_bench *t, firni_bench_ttft *out, firn_error *err)
 {
-    probe p;
-    firn_status status = ask(t, &p, err);
+    const firn_usage *usage = &t->answer.usage;
+    firn_status status = ask(t, err);
     if (status != FIRN_OK) {
         return status;
     }
-    if (p.usage.cache.n_tokens != 0 || p.n_answer != N_ANSWER) {
+    if (usage->cache.n_tokens != 0 || t->answer.n_tokens != N_ANSWER) {
         return firni_fail(err, FIRN_ERR_STATE, "the first run was not cold, or its answer is short");
     }
-    memcpy(t->cold_answer, p.answer, sizeof t->cold_answer);
-    firni_sample_add(&out->cold_seconds, (double)p.usage.first_token_ns * 1e-9);
+    memcpy(t->cold_answer, t->tokens, sizeof t->cold_answer);
+    firni_sample_add(&out->cold_seconds, (double)usage->first_token_ns * 1e-9);
     for (uint32_t run = 0; run < t->bench->options.n_runs && status == FIRN_OK; run++) {
-        status = ask(t, &p, err);
+        status = ask(t, err);
         if (status == FIRN_OK) {
-            status = check(t, &p, "RAM", p.usage.cache.ram_tokens, err);
+            status = check(t, "RAM", usage->cache.ram_tokens, err);
         }
         if (status == FIRN_OK) {
-            out->ram_tokens = p.usage.cache.ram_tokens;
-            firni_sample_add(&out->ram_seconds, (double)p.usage.first_token_ns * 1e-9);
+            out->ram_tokens = usage->cache.ram_tokens;
+            firni_sample_add(&out->ram_seconds, (double)usage->first_token_ns * 1e-9);
         }
     }
     return status;
@@ -183,25 +90,25 @@ static firn_status measure_disk_once(ttft_bench *t, firni_bench_ttft *out, firn_
     if (status == FIRN_OK) {
         firni_sample_add(&out->raw_rate, raw_rate);
         firni_bench_drop_cached(t->dir);
-        status = open_engine(t, err);
+        status = open_session(t, err);
     }
-    probe p;
+    const firn_usage *usage = &t->answer.usage;
     if (status == FIRN_OK) {
-        status = ask(t, &p, err);
+        status = ask(t, err);
     }
     if (status == FIRN_OK) {
-        status = check(t, &p, "disk", p.usage.cache.disk_tokens, err);
+        status = check(t, "disk", usage->cache.disk_tokens, err);
     }
     if (status == FIRN_OK) {
         firn_tier_stats stats;
-        firn_tier_get_stats(t->tier, &stats);
-        out->disk_tokens = p.usage.cache.disk_tokens;
+        firn_tier_get_stats(t->session.tier, &stats);
+        out->disk_tokens = usage->cache.disk_tokens;
         out->restored_bytes = stats.read_bytes;
-        firni_sample_add(&out->disk_seconds, (double)p.usage.first_token_ns * 1e-9);
-        firni_sample_add(&out->restore_rate, (double)stats.read_bytes / ((double)p.usage.cache.restore_ns * 1e-9));
+        firni_sample_add(&out->disk_seconds, (double)usage->first_token_ns * 1e-9);
+        firni_sample_add(&out->restore_rate, (double)stats.read_bytes / ((double)usage->cache.restore_ns * 1e-9));
     }
     firn_error close_err = { 0 };
-    const firn_status closed = close_engine(t, &close_err);
+    const firn_status closed = firni_bench_session_close(&t->session, &close_err);
     if (status == FIRN_OK && closed != FIRN_OK) {
         status = firni_fail(err, closed, "%s", close_err.message);
     }
@@ -225,13 +132,13 @@ firn_status firni_bench_measure_ttft(firni_bench *bench, firn_error *err)
     }
     if (status == FIRN_OK) {
         firni_bench_fill_tokens(bench, 1000, t.prompt, bench->options.n_ttft);
-        status = open_engine(&t, err);
+        status = open_session(&t, err);
     }
     if (status == FIRN_OK) {
         status = measure_cold_and_ram(&t, out, err);
     }
     firn_error close_err = { 0 };
-    const firn_status closed = close_engine(&t, &close_err);
+    const firn_status closed = firni_bench_session_close(&t.session, &close_err);
     if (status == FIRN_OK && closed != FIRN_OK) {
         status = firni_fail(err, closed, "%s", close_err.message);
     }

@@ -72,6 +72,10 @@ static int measure(firni_bench *bench, bool json)
         firni_cmd_progress(label, 0.5f);
         status = firni_bench_measure_ttft(bench, &err);
     }
+    if (status == FIRN_OK && o->n_resume > 0) {
+        firni_cmd_progress(label, 0.7f);
+        status = firni_bench_measure_resume(bench, &err);
+    }
     if (status == FIRN_OK && o->n_draft > 0) {
         firni_cmd_progress(label, 0.8f);
         status = firni_bench_measure_draft(bench, &err);
@@ -111,6 +115,9 @@ static int run(const firni_command *self, int argc, char **argv)
         { .name = "ttft", .kind = FIRNI_FLAG_U32, .target = &o->n_ttft, .value_name = "TOKENS",
           .help = "also: time to first token of such a prompt, cold, from RAM, from disk (0: no; at least 128)",
           .min = 0, .max = 1048576 },
+        { .name = "resume", .kind = FIRNI_FLAG_U32, .target = &o->n_resume, .value_name = "TOKENS",
+          .help = "also: such a prompt, then after restarts the same, its continuation, a branch (0: no; at least 1024)",
+          .min = 0, .max = 1048576 },
         { .name = "draft", .kind = FIRNI_FLAG_STRING, .target = &f.stack.draft, .value_name = "SOURCE",
           .help = "also: decode with guesses from this source, ngram or a small GGUF model, against plain decode" },
         { .name = "draft-max", .kind = FIRNI_FLAG_U32, .target = &f.stack.draft_tokens_max, .value_name = "TOKENS",
@@ -147,8 +154,11 @@ static int run(const firni_command *self, int argc, char **argv)
     }
     o->n_draft = f.stack.draft != NULL ? o->n_draft : 0;
     o->n_draft_max = f.stack.draft_tokens_max;
-    if (o->n_prompt == 0 && o->n_ttft == 0 && o->n_draft == 0) {
-        return firni_cmd_usage(self, "--prompt 0 leaves nothing to measure without --ttft or --draft");
+    if (o->n_prompt == 0 && o->n_ttft == 0 && o->n_resume == 0 && o->n_draft == 0) {
+        return firni_cmd_usage(self, "--prompt 0 leaves nothing to measure without --ttft, --resume or --draft");
+    }
+    if (o->n_resume > 0 && o->n_resume < 1024) {
+        return firni_cmd_usage(self, "--resume must be at least 1024 tokens");
     }
     if (o->n_ttft > 0 && o->n_ttft < 2 * FIRN_BLOCK_TOKENS) {
         return firni_cmd_usage(self, "--ttft must be at least %u tokens", 2 * FIRN_BLOCK_TOKENS);

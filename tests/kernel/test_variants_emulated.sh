@@ -14,7 +14,7 @@ flags="$flags -Iinclude -Isrc -Itests/kernel"
 others="src/base/alloc.c src/base/clock.c src/base/log.c src/base/status.c src/base/workers.c $(echo src/array/*.c)"
 
 scalar='src/kernel/kernel_scalar.c src/kernel/grouped_scalar.c src/kernel/attend_scalar.c src/kernel/kernel_quant_scalar.c
-    src/kernel/lloyd_tables.c src/kernel/weight.c src/kernel/weight_block.c src/kernel/matmul.c'
+    src/kernel/kernel_latent_scalar.c src/kernel/lloyd_tables.c src/kernel/weight.c src/kernel/weight_block.c src/kernel/matmul.c'
 
 report() { # status name
     if [ "$1" -eq 0 ]; then
