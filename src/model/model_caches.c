@@ -53,26 +53,30 @@ static void name_scheme(firn_model *model, const firn_model_options *options)
     }
 }
 
-/* From the plain layouts that architectures ask for to those of the scheme; false when there is none for it. Layouts
+/* From the plain layouts that architectures ask for to those of the scheme; INVALID when there is none for it. Layouts
  * without keys and values stay as they are. */
-static bool apply_scheme(const firn_model_options *options, firn_cache_options *cache)
+static firn_status apply_scheme(const firn_model_options *options, firn_cache_options *cache, firn_error *err)
 {
     const firn_kv_scheme *scheme = &options->kv_scheme;
     const bool is_plain = strcmp(cache->layout, "kv:plain") == 0;
     const bool is_window = strcmp(cache->layout, "kv:window") == 0;
-    if (scheme->kind == FIRN_KV_PLAIN || (!is_plain && !is_window)) {
+    if (scheme->kind == FIRN_KV_PLAIN || strncmp(cache->layout, "kv:", 3) != 0) {
         cache->dtype = plain_dtype(options);
-        return true;
+        return FIRN_OK;
+    }
+    if (!is_plain && !is_window) {
+        return firni_fail(err, FIRN_ERR_INVALID, "it has no form for %s, which holds compressed state already",
+                          cache->layout);
+    }
+    if (is_window && scheme->kind == FIRN_KV_TURBO) {
+        return firni_fail(err, FIRN_ERR_INVALID, "it has no form for windows, such as theirs of %u tokens",
+                          cache->window);
     }
     cache->key_bits = scheme->key_bits;
     cache->value_bits = scheme->value_bits;
     cache->group = scheme->group;
-    if (scheme->kind == FIRN_KV_AFFINE) {
-        cache->layout = is_window ? "kv:window-quant" : "kv:quant";
-        return true;
-    }
-    cache->layout = "kv:turboquant";
-    return !is_window;
+    cache->layout = scheme->kind == FIRN_KV_TURBO ? "kv:turboquant" : is_window ? "kv:window-quant" : "kv:quant";
+    return FIRN_OK;
 }
 
 /* ---- which layers refuse ----------------------------------------------------------------------------------------- */
@@ -138,6 +142,7 @@ static firn_status describe_cache(firn_model *model, uint32_t index, firn_pool *
 static firn_status plan_caches(firn_model *model, const firn_model_options *options, firn_pool *pool, firn_error *err)
 {
     layer_list refused = { .n = 0 };
+    uint32_t n_keyed = 0;
     firn_error why = { .message = "" };
     for (uint32_t i = 0; i < model->hparams.n_caches; i++) {
         const uint32_t layer = firni_hparams_storing_layer(&model->hparams, i);
@@ -145,11 +150,9 @@ static firn_status plan_caches(firn_model *model, const firn_model_options *opti
         model->arch->cache_options(&model->hparams, layer, cache);
         cache->kernel = model->kernels->name;
         firn_error refusal = { .message = "" };
-        firn_status status = FIRN_OK;
-        if (!apply_scheme(options, cache)) {
-            status = firni_fail(&refusal, FIRN_ERR_INVALID, "it has no form for windows, such as theirs of %u tokens",
-                                cache->window);
-        } else {
+        n_keyed += strncmp(cache->layout, "kv:", 3) == 0;
+        firn_status status = apply_scheme(options, cache, &refusal);
+        if (status == FIRN_OK) {
             status = describe_cache(model, i, pool, &refusal);
         }
         if (status == FIRN_ERR_INVALID && options->kv_scheme.kind != FIRN_KV_PLAIN) {
@@ -161,6 +164,10 @@ static firn_status plan_caches(firn_model *model, const firn_model_options *opti
             }
             return status;
         }
+    }
+    if (n_keyed == 0 && options->kv_scheme.kind != FIRN_KV_PLAIN) {
+        return firni_fail(err, FIRN_ERR_INVALID, "%s: state of %s: no layer of this model has keys and values",
+                          firni_gguf_path(model->gguf), model->kv_name);
     }
     return refused.n > 0 ? fail_layers(model, &refused, why.message, err) : FIRN_OK;
 }

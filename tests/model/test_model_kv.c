@@ -146,6 +146,22 @@ static void layers_that_cannot_are_named_with_what_would_work(void **state)
     free(path);
 }
 
+static void compressed_and_recurrent_models_say_what_they_hold(void **state)
+{
+    (void)state;
+    const firn_kv_scheme q8 = { .kind = FIRN_KV_AFFINE };
+    assert_refused(&(firn_model_options){ .path = "tests/oracle/deepseek2.gguf", .kv_scheme = q8 },
+                   "state of q8 does not fit layers 0-2: it has no form for kv:mla, which holds compressed state already");
+    assert_refused(&(firn_model_options){ .path = "tests/oracle/mamba2.gguf", .kv_scheme = q8 },
+                   "state of q8: no layer of this model has keys and values");
+    /* Of a hybrid model the attention layers take it, and the others have nothing to round. */
+    fixture f = fixture_open(&(fixture_options){ .path = "tests/oracle/qwen35.gguf", .kv_scheme = q8 });
+    const firn_schema *schema = firn_model_schema(f.model);
+    assert_string_equal(schema->layers[0].layout, "ssm:gated-delta");
+    assert_string_equal(schema->layers[3].layout, "kv:quant");
+    fixture_close(&f);
+}
+
 static void options_that_contradict_each_other_are_refused(void **state)
 {
     (void)state;
@@ -184,6 +200,7 @@ int main(void)
         cmocka_unit_test(the_choice_is_part_of_the_identity),
         cmocka_unit_test(layers_with_a_window_keep_it),
         cmocka_unit_test(layers_that_cannot_are_named_with_what_would_work),
+        cmocka_unit_test(compressed_and_recurrent_models_say_what_they_hold),
         cmocka_unit_test(options_that_contradict_each_other_are_refused),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
