@@ -48,6 +48,10 @@ static void numbers_arrive_under_stable_names(void **state)
                                 .computed_prompt_tokens = 40, .step_ns_total = 2500000000u };
     stats.draft = (firn_draft_usage){ .n_rounds = 4, .drafted_tokens = 20, .accepted_tokens = 7, .round_tokens = 11 };
     stats.draft_prefix.held_bytes = 13;
+    stats.prefix.n_checkpoints = 14;
+    stats.prefix.n_checkpoints_dropped = 15;
+    stats.prefix.n_shed = 16;
+    stats.prefix.dirty_bytes = 17;
     stats.draft_tier.physical_bytes = 17;
     stats.prefix.hit_tokens_ram = 50;
     stats.prefix.hit_tokens_disk = 10;
@@ -74,6 +78,10 @@ static void numbers_arrive_under_stable_names(void **state)
     assert_line(text, "firn_draft_round_tokens_total 11");
     assert_line(text, "firn_draft_tokens_per_round 2.750");
     assert_line(text, "firn_draft_prefix_held_bytes 13");
+    assert_line(text, "firn_prefix_checkpoints 14");
+    assert_line(text, "firn_prefix_checkpoints_dropped_total 15");
+    assert_line(text, "firn_prefix_windows_shed_total 16");
+    assert_line(text, "firn_prefix_dirty_bytes 17");
     assert_line(text, "firn_draft_disk_physical_bytes 17");
     assert_line(text, "firn_prefix_reasons_total{reason=\"diverged\"} 4");
     assert_line(text, "firn_prefix_store_failures_total 6");
