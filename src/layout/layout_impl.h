@@ -228,6 +228,16 @@ uint64_t firni_rows_working_bytes(const firn_cache *cache, uint32_t tokens, uint
 firn_status firni_rows_reserve(firn_cache *cache, const uint32_t *counts, firn_error *err);
 void firni_rows_check(const firn_cache *cache);
 
+/* What the table of a layout of blocks begins with, and what one adds whose rows keep a window of them. */
+#define FIRNI_ROWS_MEMBERS                                                                                            \
+    .deinit = firni_rows_deinit, .batch_size = firni_rows_batch_size, .row_tokens = firni_rows_tokens,                \
+    .add_row = firni_rows_add, .view_row = firni_rows_view, .adopt_row = firni_rows_adopt,                            \
+    .filter_rows = firni_rows_filter, .trim_row = firni_rows_trim, .projected_bytes = firni_rows_projected_bytes,     \
+    .working_bytes = firni_rows_working_bytes, .reserve = firni_rows_reserve, .check = firni_rows_check
+#define FIRNI_WINDOW_MEMBERS                                                                                          \
+    .settle = firni_rows_settle, .trimmable_tokens = firni_rows_trimmable, .can_publish_row = firni_rows_can_publish, \
+    .first_block_needed = firni_rows_first_block_needed
+
 /* Advances every row by counts[r]; reserved before. */
 void firni_rows_advance(firn_cache *cache, const uint32_t *counts);
 

@@ -232,13 +232,9 @@ firn_status firni_mla_state(const firn_cache *cache, firn_tensor *tensors, uint3
 }
 
 #define MLA_MEMBERS                                                                                                   \
-    .instance_bytes = sizeof(firni_mla_cache), .init = mla_init, .deinit = firni_rows_deinit,                         \
-    .batch_size = firni_rows_batch_size, .row_tokens = firni_rows_tokens, .add_row = firni_rows_add,                  \
-    .view_row = firni_rows_view, .adopt_row = firni_rows_adopt, .filter_rows = firni_rows_filter,                     \
-    .trim_row = firni_rows_trim, .bytes_per_token = firni_mla_bytes_per_token,                                        \
-    .projected_bytes = firni_rows_projected_bytes, .working_bytes = firni_rows_working_bytes,                         \
-    .planes = firni_mla_planes, .reserve = firni_rows_reserve, .append = firni_mla_append, .attend = mla_attend,      \
-    .state = firni_mla_state, .check = firni_rows_check
+    .instance_bytes = sizeof(firni_mla_cache), .init = mla_init, FIRNI_ROWS_MEMBERS,                                  \
+    .bytes_per_token = firni_mla_bytes_per_token, .planes = firni_mla_planes, .append = firni_mla_append,             \
+    .attend = mla_attend, .state = firni_mla_state
 
 const firni_layout firni_layout_mla = { .family = "kv:mla", MLA_MEMBERS };
 const firni_layout firni_layout_mla_mtp = { .family = "kv:mla:mtp", MLA_MEMBERS };
