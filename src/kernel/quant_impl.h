@@ -67,43 +67,66 @@ FIRNI_INLINE lanes_weights quant_codes(const unsigned bits, lanes_weights words,
     return bits == low_bits ? low : lanes_above(low, lanes_field(high, row * (16 / low_bits) + i, 1), low_bits);
 }
 
-FIRNI_INLINE lanes_weights quant_lookup_words(const firni_lloyd *lloyd, const uint8_t *row, unsigned i)
+/* The same as levels wider than a byte, by way of memory. A function of its own: unrolled into every loop that needs it,
+ * it would be most of the program. */
+static FIRNI_NO_INLINE void quant_lookup_words(const firni_lloyd *lloyd, const uint8_t *row, unsigned i,
+                                               uint16_t levels[2 * LANES])
 {
-    uint16_t levels[2 * LANES];
     for (unsigned word = 0; word < 2 * LANES; word++) {
         levels[word] = lloyd->levels[row[word * 2 + i]]; /* little endian, like the words */
     }
-    return lanes_load_words(levels);
+}
+
+/* One row of a slab. */
+FIRNI_INLINE void quant_dot_row(const unsigned bits, const quant_kind kind, const unsigned n, const quant_dot *t,
+                                const uint8_t *at, unsigned row, uint32_t step, lanes_weights high,
+                                const lanes_table tables[2], lanes_int sums[QUANT_PAIRS_MAX])
+{
+    const unsigned low_bits = firni_low_bits(bits);
+    const lanes_weights words = lanes_load_words((const void *)at);
+    LANES_UNROLL
+    for (unsigned i = 0; i < 16 / low_bits; i++) {
+        lanes_weights codes;
+        if (kind == QUANT_WORDS) {
+            uint16_t levels[2 * LANES];
+            quant_lookup_words(t->lloyd, at, i, levels);
+            codes = lanes_load_words(levels);
+        } else {
+            codes = quant_codes(bits, words, high, row, i);
+        }
+        if (kind == QUANT_BYTES) {
+            codes = bits == 5 ? lanes_lookup_32(codes, tables[0], tables[1]) : lanes_lookup(codes, tables[0]);
+        }
+        LANES_UNROLL
+        for (unsigned pair = 0; pair < n; pair++) {
+            sums[pair] = lanes_dot(sums[pair], codes, lanes_load_acts(t->acts[pair] + step + 2 * i));
+        }
+    }
 }
 
 FIRNI_INLINE void quant_dot_slab(const unsigned bits, const quant_kind kind, const unsigned n, const quant_dot *t,
-                                 const uint8_t *slab, uintptr_t ahead, uint32_t step, lanes_int sums[QUANT_PAIRS_MAX],
-                                 lanes_table low_table, lanes_table high_table)
+                                 const uint8_t *slab, uintptr_t ahead, uint32_t step, const lanes_table tables[2],
+                                 lanes_int sums[QUANT_PAIRS_MAX])
 {
     const unsigned low_bits = firni_low_bits(bits);
+    const unsigned row_steps = FIRNI_SLAB_STEPS / low_bits;
     lanes_weights high = {0};
-    if (bits > low_bits) {
-        high = lanes_load_words((const void *)(slab + low_bits * FIRNI_CODE_ROW_BYTES));
-        __builtin_prefetch((const void *)(ahead + low_bits * FIRNI_CODE_ROW_BYTES));
+    if (bits == low_bits) {
+        /* Not unrolled: rows are alike, and this is compiled for every number of bits and pairs. */
+        for (unsigned row = 0; row < low_bits; row++, slab += FIRNI_CODE_ROW_BYTES, ahead += FIRNI_CODE_ROW_BYTES) {
+            __builtin_prefetch((const void *)ahead);
+            quant_dot_row(bits, kind, n, t, slab, row, step + row * row_steps, high, tables, sums);
+        }
+        return;
     }
+    /* Shifts of the high bits depend on the row: constants once unrolled. */
+    high = lanes_load_words((const void *)(slab + low_bits * FIRNI_CODE_ROW_BYTES));
+    __builtin_prefetch((const void *)(ahead + low_bits * FIRNI_CODE_ROW_BYTES));
     LANES_UNROLL
     for (unsigned row = 0; row < low_bits; row++) {
-        const uint8_t *at = slab + row * FIRNI_CODE_ROW_BYTES;
-        const lanes_weights words = lanes_load_words((const void *)at);
         __builtin_prefetch((const void *)(ahead + row * FIRNI_CODE_ROW_BYTES));
-        LANES_UNROLL
-        for (unsigned i = 0; i < 16 / low_bits; i++) {
-            lanes_weights codes = kind == QUANT_WORDS ? quant_lookup_words(t->lloyd, at, i)
-                                                      : quant_codes(bits, words, high, row, i);
-            if (kind == QUANT_BYTES) {
-                codes = bits == 5 ? lanes_lookup_32(codes, low_table, high_table) : lanes_lookup(codes, low_table);
-            }
-            LANES_UNROLL
-            for (unsigned pair = 0; pair < n; pair++) {
-                const int16_t *acts = t->acts[pair] + step + row * (32 / low_bits) + 2 * i;
-                sums[pair] = lanes_dot(sums[pair], codes, lanes_load_acts(acts));
-            }
-        }
+        quant_dot_row(bits, kind, n, t, slab + row * FIRNI_CODE_ROW_BYTES, row, step + row * row_steps, high, tables,
+                      sums);
     }
 }
 
@@ -111,8 +134,10 @@ FIRNI_INLINE void quant_dot_shape(const unsigned bits, const quant_kind kind, co
 {
     static const uint8_t none[LANES] = {0};
     const uint8_t *bytes = kind == QUANT_BYTES ? t->lloyd->bytes : none;
-    const lanes_table low_table = lanes_load_table(bytes);
-    const lanes_table high_table = lanes_load_table(bits == 5 && kind == QUANT_BYTES ? bytes + LANES : bytes);
+    const lanes_table tables[2] = {
+        lanes_load_table(bytes),
+        lanes_load_table(bits == 5 && kind == QUANT_BYTES ? bytes + LANES : bytes),
+    };
     const uint8_t *slab = t->slabs;
     uintptr_t ahead = t->ahead;
     float *out = t->sums;
@@ -123,7 +148,7 @@ FIRNI_INLINE void quant_dot_shape(const unsigned bits, const quant_kind kind, co
             sums[pair] = lanes_int_set(t->start[pair]);
         }
         for (uint32_t i = 0; i < t->n_slabs; i++) {
-            quant_dot_slab(bits, kind, n, t, slab, ahead, i * FIRNI_SLAB_STEPS, sums, low_table, high_table);
+            quant_dot_slab(bits, kind, n, t, slab, ahead, i * FIRNI_SLAB_STEPS, tables, sums);
             slab += firni_slab_bytes(bits);
             ahead += firni_slab_bytes(bits);
         }
@@ -147,7 +172,7 @@ FIRNI_INLINE void quant_dot_pairs(const unsigned bits, const quant_kind kind, un
     }
 }
 
-static void quant_dot_codes(unsigned bits, unsigned n, const quant_dot *t)
+static FIRNI_NO_INLINE void quant_dot_codes(unsigned bits, unsigned n, const quant_dot *t)
 {
     switch (bits) {
     case 2: quant_dot_pairs(2, QUANT_CODES, n, t); break;
@@ -160,7 +185,7 @@ static void quant_dot_codes(unsigned bits, unsigned n, const quant_dot *t)
     }
 }
 
-static void quant_dot_levels(unsigned bits, unsigned n, const quant_dot *t)
+static FIRNI_NO_INLINE void quant_dot_levels(unsigned bits, unsigned n, const quant_dot *t)
 {
     switch (bits) {
     case 2: quant_dot_pairs(2, QUANT_BYTES, n, t); break;
