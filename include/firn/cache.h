@@ -270,6 +270,12 @@ firn_status firn_cache_spec_rollback(firn_cache *cache, const uint32_t *keep, fi
 firn_status firn_cache_state(const firn_cache *cache, firn_tensor *tensors, uint32_t *n_tensors, firn_error *err);
 /* ropeOffsetArr: writes each row's token count, the position of its next token; offsets has room for batch_size. */
 void firn_cache_rope_offsets(const firn_cache *cache, int32_t *offsets);
+/* S of state(): columns of its rectangles. 0 for recurrent layouts and for an empty batch. */
+uint32_t firn_cache_dense_width(const firn_cache *cache);
+/* Which columns the last n_queries tokens of each row see: mask is [B, n_queries, S], 1 where query i, of the position
+ * row_tokens - n_queries + i, sees the token of the column (causal, and within the layout's window), else 0. Padding is
+ * seen by none, and queries before the row's first token see nothing. */
+void firn_cache_dense_mask(const firn_cache *cache, uint32_t n_queries, uint8_t *mask);
 
 /* ---- state as blocks: what prefix trees and tiers exchange --------------------------------------------------- */
 

@@ -334,6 +334,33 @@ void firn_cache_rope_offsets(const firn_cache *cache, int32_t *offsets)
     }
 }
 
+uint32_t firn_cache_dense_width(const firn_cache *cache)
+{
+    uint32_t width = 0;
+    for (uint32_t r = 0; r < firn_cache_batch_size(cache) && cache->block_bytes > 0; r++) {
+        const uint32_t n_shown = firni_dense_tokens(cache, firn_cache_row_tokens(cache, r));
+        width = n_shown > width ? n_shown : width;
+    }
+    return width;
+}
+
+/* Right-justified, so the last column is the row's last token, and column c stands width - 1 - c tokens before it. */
+void firn_cache_dense_mask(const firn_cache *cache, uint32_t n_queries, uint8_t *mask)
+{
+    const uint32_t width = firn_cache_dense_width(cache);
+    const uint32_t window = cache->options.window > 0 ? cache->options.window : UINT32_MAX;
+    for (uint32_t r = 0; r < firn_cache_batch_size(cache); r++) {
+        const uint32_t n_shown = firni_dense_tokens(cache, firn_cache_row_tokens(cache, r));
+        for (uint32_t i = 0; i < n_queries; i++) {
+            const uint32_t query_back = n_queries - 1 - i; /* tokens between it and the row's last one */
+            for (uint32_t c = 0; c < width; c++) {
+                const uint32_t back = width - 1 - c;
+                *mask++ = back < n_shown && back >= query_back && back - query_back < window;
+            }
+        }
+    }
+}
+
 /* ---- invariants -------------------------------------------------------------------------------------------------- */
 
 /* What holds for every layout; the layout's own invariants follow. */
