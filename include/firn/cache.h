@@ -37,7 +37,8 @@ typedef struct firn_cache firn_cache;
  * does not use must be zero. */
 typedef struct firn_cache_options {
     const char *layout;      /* family, e.g. "kv:plain"; required */
-    firn_dtype dtype;        /* element type of plain planes; default FIRN_DTYPE_F16; none for quantised layouts */
+    firn_dtype dtype;        /* element type of plain planes; default FIRN_DTYPE_F16; none for quantised layouts, those
+                              * of kv:delayed-* apart, which begin with plain ones */
     uint32_t n_kv_heads;     /* required by attention layouts, 1..1024 */
     uint32_t head_dim;       /* elements of one key; required by attention layouts, 1..1024 */
     uint32_t value_dim;      /* elements of one value; default head_dim */
@@ -52,6 +53,8 @@ typedef struct firn_cache_options {
     uint32_t value_bits;     /* the same of values; kv:quant key_bits, kv:turboquant 3 (default), 8, 5, 4 or 2 */
     uint32_t group;          /* elements of a head that share a scale: kv:quant 64 or 32 (default: 64 where it divides
                               * the heads), kv:turboquant 32 */
+    uint32_t start;          /* kv:delayed-*: tokens that a row has when it goes over from plain to quantised blocks;
+                              * required there, 1.. */
     uint32_t index_dim;      /* kv:mla:dsa: elements of an index key, 1..1024; required there */
     uint32_t index_top_k;    /* kv:mla:dsa: tokens that a query sees at most, 1..4096; required there */
     uint32_t max_tokens;     /* hard context bound of a row; 0 means none */

@@ -50,6 +50,11 @@ firn_status firni_cache_create_with(const firni_layout *layout, const firn_cache
         return firni_fail(err, FIRN_ERR_INVALID, "max_tokens is %u; a row holds at most %u", options->max_tokens,
                           FIRNI_ROW_TOKENS_MAX);
     }
+    /* Who has no precision to change has no use for the place where it changes. */
+    if (options->start != 0 && layout->max_append_tokens == NULL) {
+        return firni_fail(err, FIRN_ERR_INVALID, "%s has one precision; a start of %u tokens does not fit",
+                          layout->family, options->start);
+    }
     /* Chosen once: all state of a cache is made by one kernel. */
     const firni_kernels *kernels = firni_kernels_select(options->kernel, err);
     if (kernels == NULL) {

@@ -238,6 +238,18 @@ void firni_rows_check(const firn_cache *cache);
     .settle = firni_rows_settle, .trimmable_tokens = firni_rows_trimmable, .can_publish_row = firni_rows_can_publish, \
     .first_block_needed = firni_rows_first_block_needed
 
+/* firni_rows_reserve() in its steps, for who reserves in two caches at once. begin adds what is lacking and undoes it
+ * when it fails; undo does so later, when nothing else was done to the rows since; end exchanges shared tails and states
+ * for their copies and cannot fail. */
+firn_status firni_rows_reserve_begin(firn_cache *cache, const uint32_t *counts, firn_error *err);
+void firni_rows_reserve_undo(firn_cache *cache);
+void firni_rows_reserve_end(firn_cache *cache, const uint32_t *counts);
+
+void firni_rows_drop_last(firn_cache *cache);
+/* Lets go of all blocks of a row without fixed-size state, which then goes on as if it had had first_block full blocks
+ * and had let go of them: 0 for an empty row. */
+void firni_rows_restart(firn_cache *cache, uint32_t row, uint32_t first_block);
+
 /* Advances every row by counts[r]; reserved before. */
 void firni_rows_advance(firn_cache *cache, const uint32_t *counts);
 
@@ -283,6 +295,7 @@ firn_status firni_dense_plane(const firn_cache *cache, const firn_plane *plane, 
 extern const firni_layout firni_layout_plain, firni_layout_window;
 extern const firni_layout firni_layout_gated_delta, firni_layout_mamba2;
 extern const firni_layout firni_layout_quant, firni_layout_window_quant, firni_layout_turboquant;
+extern const firni_layout firni_layout_delayed_quant, firni_layout_delayed_window_quant, firni_layout_delayed_turboquant;
 
 /* Of plain.c, which window.c shares: the same blocks, of which a row keeps fewer. */
 typedef struct firni_plain_cache {

@@ -18,6 +18,9 @@ static const firni_layout *const layouts[] = {
     &firni_layout_quant,
     &firni_layout_window_quant,
     &firni_layout_turboquant,
+    &firni_layout_delayed_quant,
+    &firni_layout_delayed_window_quant,
+    &firni_layout_delayed_turboquant,
 };
 
 uint32_t firni_layout_count(void)

@@ -246,6 +246,22 @@ void firni_rows_filter(firn_cache *cache, const uint32_t *keep, uint32_t n_keep)
     rows->n_rows = n_keep;
 }
 
+void firni_rows_drop_last(firn_cache *cache)
+{
+    firni_rows *rows = rows_of(cache);
+    assert(rows->n_rows > 0);
+    row_deinit(cache->env, &rows->row[--rows->n_rows]);
+}
+
+void firni_rows_restart(firn_cache *cache, uint32_t index, uint32_t first_block)
+{
+    firni_row *row = &rows_of(cache)->row[index];
+    assert(cache->fixed_bytes == 0);
+    drop_blocks(row, 0);
+    row->first_block = first_block;
+    row->n_tokens = first_block * FIRN_BLOCK_TOKENS;
+}
+
 /* ---- tokens coming and going ------------------------------------------------------------------------------------- */
 
 void firni_rows_trim(firn_cache *cache, uint32_t index, uint32_t n_tokens)
@@ -380,9 +396,8 @@ static void exchange_fixed(firn_cache *cache, firni_row *row)
     row->fixed_next = NULL;
 }
 
-/* Three steps: remember what every row holds; add what is lacking, which may fail and is then undone; exchange shared
- * tails and states for their copies, which cannot. */
-firn_status firni_rows_reserve(firn_cache *cache, const uint32_t *counts, firn_error *err)
+/* Remembers what every row holds, then adds what is lacking. */
+firn_status firni_rows_reserve_begin(firn_cache *cache, const uint32_t *counts, firn_error *err)
 {
     firni_rows *rows = rows_of(cache);
     for (uint32_t r = 0; r < rows->n_rows; r++) {
@@ -391,14 +406,26 @@ firn_status firni_rows_reserve(firn_cache *cache, const uint32_t *counts, firn_e
     for (uint32_t r = 0; r < rows->n_rows; r++) {
         const firn_status status = reserve_row(cache, &rows->row[r], counts[r], err);
         if (status != FIRN_OK) {
-            for (uint32_t i = 0; i <= r; i++) {
-                unreserve_row(&rows->row[i]);
-            }
+            firni_rows_reserve_undo(cache);
             return status;
         }
     }
-    /* Nothing can fail any more. Whether a copy was planned is read off the row, not off the reference count, which
-     * another thread may have lowered since. */
+    return FIRN_OK;
+}
+
+void firni_rows_reserve_undo(firn_cache *cache)
+{
+    firni_rows *rows = rows_of(cache);
+    for (uint32_t r = 0; r < rows->n_rows; r++) {
+        unreserve_row(&rows->row[r]);
+    }
+}
+
+/* Whether a copy was planned is read off the row, not off the reference count, which another thread may have lowered
+ * since. */
+void firni_rows_reserve_end(firn_cache *cache, const uint32_t *counts)
+{
+    firni_rows *rows = rows_of(cache);
     for (uint32_t r = 0; r < rows->n_rows; r++) {
         firni_row *row = &rows->row[r];
         if (row->n_blocks > blocks_needed(cache, row, counts[r])) {
@@ -408,7 +435,15 @@ firn_status firni_rows_reserve(firn_cache *cache, const uint32_t *counts, firn_e
             exchange_fixed(cache, row);
         }
     }
-    return FIRN_OK;
+}
+
+firn_status firni_rows_reserve(firn_cache *cache, const uint32_t *counts, firn_error *err)
+{
+    const firn_status status = firni_rows_reserve_begin(cache, counts, err);
+    if (status == FIRN_OK) {
+        firni_rows_reserve_end(cache, counts);
+    }
+    return status;
 }
 
 /* The rule of the block is asserted where tokens come to be, not only where bytes are written. */

@@ -57,8 +57,10 @@ firn_reason firni_plan_check(firn_prefix *prefix, firni_insertion *in, firni_ins
         }
         const uint32_t reusable_from = firn_cache_minimum_reusable_offset(cache, 0);
         plan->reusable_from = reusable_from > plan->reusable_from ? reusable_from : plan->reusable_from;
-        /* A window is cut wherever its blocks are, and a fixed-size state nowhere: both are asked for at lookup. */
-        plan->cut_anywhere = plan->cut_anywhere && (family != FIRNI_FAMILY_FULL || firn_cache_is_trimmable(cache));
+        /* A window is cut wherever its blocks are, and a fixed-size state nowhere: both are asked for at lookup. So is
+         * what lies before the first offset that serves. */
+        const bool can_be_cut = firn_cache_trimmable_tokens(cache, 0) >= view.n_tokens - reusable_from;
+        plan->cut_anywhere = plan->cut_anywhere && (family != FIRNI_FAMILY_FULL || can_be_cut);
         in->offered_bytes += (uint64_t)view.n_blocks * firn_cache_block_bytes(cache) +
                              (has_fixed ? firn_cache_fixed_bytes(cache) : 0);
         prefix->views[layer] = view;

@@ -56,13 +56,17 @@ static const firn_cache_options rig_families[] = {
 
 #define RIG_N_FAMILIES (sizeof rig_families / sizeof rig_families[0])
 
-/* Families that are not attended to, with the test program that is theirs; the last entry is empty. */
+/* Families that are not attended to, or do not take any number of tokens at once, with the test program that is theirs;
+ * the last entry is empty. */
 static const struct {
     const char *layout;
     const char *test;
 } rig_families_apart[] = {
     { "ssm:gated-delta", "tests/layout/test_recurrent.c" },
     { "ssm:mamba2", "tests/layout/test_recurrent.c" },
+    { "kv:delayed-quant", "tests/layout/test_delayed.c" },
+    { "kv:delayed-window-quant", "tests/layout/test_delayed.c" },
+    { "kv:delayed-turboquant", "tests/layout/test_delayed.c" },
     { NULL, NULL },
 };
 
