@@ -124,13 +124,24 @@ static firn_status copy_row(const forward_bench *f, firn_cache *const *from, fir
     return status;
 }
 
+/* The next chunk of a row with n_left tokens to read: it ends where a layer changes precision. */
+static uint32_t chunk_tokens(const forward_bench *f, firn_cache *const *caches, uint32_t n_left, uint32_t n_chunk)
+{
+    uint32_t count = n_left < n_chunk ? n_left : n_chunk;
+    for (uint32_t layer = 0; layer < f->n_layers; layer++) {
+        const uint32_t n_max = firn_cache_max_append_tokens(caches[layer]);
+        count = count < n_max ? count : n_max;
+    }
+    return count;
+}
+
 /* Forwards n tokens of one row; the last one's logits go to f->logits. */
 static firn_status prefill(forward_bench *f, firn_cache *const *caches, const firn_token *tokens, uint32_t n,
                            uint32_t n_chunk, firn_error *err)
 {
     assert(n_chunk <= f->bench->options.n_chunk);
     for (uint32_t done = 0; done < n;) {
-        const uint32_t count = n - done < n_chunk ? n - done : n_chunk;
+        const uint32_t count = chunk_tokens(f, caches, n - done, n_chunk);
         memset(f->wanted, 0, count);
         f->wanted[count - 1] = done + count == n;
         const firn_forward_input input = {

@@ -21,6 +21,7 @@ typedef struct logits_flags {
     const char *out;
     const char *kv;
     const char *kv_group;
+    uint32_t kv_delay_tokens;
     const char *kernel;
     uint32_t chunk;
     uint32_t n_threads;
@@ -94,7 +95,7 @@ static int open_model(logits_run *run, const logits_flags *flags)
         .progress = firni_cmd_progress,
         .progress_ctx = label,
     };
-    if (firni_kv_set(flags->kv, flags->kv_group, &options, &err) != FIRN_OK) {
+    if (firni_kv_set(flags->kv, flags->kv_group, flags->kv_delay_tokens, &options, &err) != FIRN_OK) {
         return firni_cmd_usage(run->command, "%s", err.message);
     }
     if (firni_single_row_open(&run->row, &options, flags->n_threads, run->env, &err) != FIRN_OK) {
@@ -217,7 +218,7 @@ static int run_logits(const firni_command *self, int argc, char **argv)
           .help = "tokens per forward; changes no bits", .min = 1, .max = CHUNK_MAX },
         { .name = "threads", .kind = FIRNI_FLAG_U32, .target = &f.n_threads, .value_name = "N",
           .help = "threads, 0 for all processors; changes no bits", .min = 0, .max = 64 },
-        FIRNI_KV_FLAGS(f.kv, f.kv_group),
+        FIRNI_KV_FLAGS(f.kv, f.kv_group, f.kv_delay_tokens),
         { .name = "kernel", .kind = FIRNI_FLAG_STRING, .target = &f.kernel, .value_name = "NAME",
           .help = "kernel variant (scalar, avx2, ...); the best of this processor when absent" },
     };

@@ -21,6 +21,7 @@ typedef struct perplexity_flags {
     const char *model;
     const char *kv;
     const char *kv_group;
+    uint32_t kv_delay_tokens;
     const char *kernel;
     uint32_t window;
     uint32_t n_tokens_max;
@@ -64,7 +65,7 @@ static int open_all(perplexity_run *run, const perplexity_flags *flags, const ch
         .progress_ctx = label,
     };
     const firn_env *env = firni_cmd_env(FIRN_LOG_WARN);
-    if (firni_kv_set(flags->kv, flags->kv_group, &options, &err) != FIRN_OK) {
+    if (firni_kv_set(flags->kv, flags->kv_group, flags->kv_delay_tokens, &options, &err) != FIRN_OK) {
         return firni_cmd_usage(run->command, "%s", err.message);
     }
     if (firni_single_row_open(&run->row, &options, flags->n_threads, env, &err) != FIRN_OK) {
@@ -175,7 +176,7 @@ static int run_perplexity(const firni_command *self, int argc, char **argv)
           .help = "score no more than the first N tokens of the text", .min = 1, .max = UINT32_MAX },
         { .name = "threads", .kind = FIRNI_FLAG_U32, .target = &f.n_threads, .value_name = "N",
           .help = "threads, 0 for all processors; changes no bits", .min = 0, .max = 64 },
-        FIRNI_KV_FLAGS(f.kv, f.kv_group),
+        FIRNI_KV_FLAGS(f.kv, f.kv_group, f.kv_delay_tokens),
         { .name = "kernel", .kind = FIRNI_FLAG_STRING, .target = &f.kernel, .value_name = "NAME",
           .help = "kernel variant (scalar, avx2, ...); the best of this processor when absent" },
     };

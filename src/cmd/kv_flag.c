@@ -1,5 +1,5 @@
 /*
- * What --kv and --kv-group say, as options of a model.
+ * What --kv, --kv-group and --kv-delay say, as options of a model.
  */
 #include "cmd/kv_flag.h"
 
@@ -51,7 +51,8 @@ bool firni_kv_accepts(const char *text)
     return parse(text, &scheme, &dtype);
 }
 
-firn_status firni_kv_set(const char *kv, const char *group, firn_model_options *options, firn_error *err)
+firn_status firni_kv_set(const char *kv, const char *group, uint32_t delay_tokens, firn_model_options *options,
+                         firn_error *err)
 {
     firn_kv_scheme scheme;
     firn_dtype dtype;
@@ -62,6 +63,11 @@ firn_status firni_kv_set(const char *kv, const char *group, firn_model_options *
         return firni_fail(err, FIRN_ERR_INVALID, "--kv-group %s goes with --kv q8 and q4, not with %s", group,
                           kv != NULL ? kv : "f16");
     }
+    if (delay_tokens > 0 && scheme.kind == FIRN_KV_PLAIN) {
+        return firni_fail(err, FIRN_ERR_INVALID, "--kv-delay %u goes with --kv q8, q4 and turbo, not with %s",
+                          delay_tokens, kv != NULL ? kv : "f16");
+    }
+    scheme.delay_tokens = delay_tokens;
     scheme.group = group != NULL ? (uint32_t)strtoul(group, NULL, 10) : 0;
     options->kv_scheme = scheme;
     options->kv_dtype = dtype;

@@ -46,18 +46,39 @@ firn_status firni_single_row_restart(firni_single_row *row, firn_error *err)
     return status;
 }
 
+/* Up to where a layer changes precision. */
+static uint32_t max_append(const firni_single_row *row)
+{
+    uint32_t n_max = FIRN_TOKENS_UNLIMITED;
+    for (uint32_t i = 0; i < firn_model_schema(row->model)->n_layers; i++) {
+        const uint32_t n_layer = firn_cache_max_append_tokens(row->caches[i]);
+        n_max = n_layer < n_max ? n_layer : n_max;
+    }
+    return n_max;
+}
+
 firn_status firni_single_row_forward(firni_single_row *row, const firn_token *tokens, uint32_t n_tokens,
                                      const uint8_t *want, float *logits, firn_error *err)
 {
-    const firn_forward_input input = {
-        .tokens = tokens,
-        .counts = &n_tokens,
-        .n_rows = 1,
-        .caches = row->caches,
-        .want_logits = want,
-        .logits = logits,
-    };
-    return firn_model_forward(row->model, &input, err);
+    const uint32_t n_vocab = firn_model_get_info(row->model)->n_vocab;
+    firn_status status = FIRN_OK;
+    while (n_tokens > 0 && status == FIRN_OK) {
+        const uint32_t n_max = max_append(row);
+        const uint32_t count = n_tokens < n_max ? n_tokens : n_max;
+        const firn_forward_input input = {
+            .tokens = tokens,
+            .counts = &count,
+            .n_rows = 1,
+            .caches = row->caches,
+            .want_logits = want,
+            .logits = logits,
+        };
+        status = firn_model_forward(row->model, &input, err);
+        logits += (size_t)count * n_vocab;
+        tokens += count;
+        n_tokens -= count;
+    }
+    return status;
 }
 
 void firni_single_row_close(firni_single_row *row)

@@ -107,7 +107,7 @@ static firn_status fill_model_options(const firni_stack *stack, const firni_stac
         .progress = options->progress,
         .progress_ctx = options->progress_label,
     };
-    return firni_kv_set(options->kv, options->kv_group, out, err);
+    return firni_kv_set(options->kv, options->kv_group, options->kv_delay_tokens, out, err);
 }
 
 /* Also settles which file it is: model_path and is_builtin. */

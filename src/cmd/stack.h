@@ -29,6 +29,7 @@ typedef struct firni_stack_options {
     uint32_t queue_max;          /* 0: 128 */
     const char *kv;              /* what --kv says (kv_flag.h); NULL: "f16" */
     const char *kv_group;        /* what --kv-group says; NULL: the default */
+    uint32_t kv_delay_tokens;    /* what --kv-delay says; 0: none */
     const char *kernel;          /* NULL: the best of this processor */
     uint64_t ram_budget_bytes;   /* 0: a quarter of the memory this process may use */
     uint64_t disk_budget_bytes;  /* 0: 16 GiB */
@@ -64,7 +65,7 @@ typedef struct firni_stack_options {
       .help = "prompt tokens of one step (0: 256)", .min = 0, .max = 8192 },                                           \
     { .name = "queue", .kind = FIRNI_FLAG_U32, .target = &(o).queue_max, .value_name = "N",                            \
       .help = "requests that may wait (0: 128)", .min = 0, .max = 65536 },                                             \
-    FIRNI_KV_FLAGS((o).kv, (o).kv_group),                                                                              \
+    FIRNI_KV_FLAGS((o).kv, (o).kv_group, (o).kv_delay_tokens),                                                         \
     { .name = "kernel", .kind = FIRNI_FLAG_STRING, .target = &(o).kernel, .value_name = "NAME",                        \
       .help = "kernel variant (default: the best of this processor)" },                                                \
     { .name = "ram-budget", .kind = FIRNI_FLAG_BYTES, .target = &(o).ram_budget_bytes, .value_name = "BYTES",          \

@@ -113,6 +113,11 @@ static uint64_t row_need_bytes(const firn_cache *cache, uint32_t before, uint32_
     const uint32_t after = before + count;
     const uint32_t n_after = after / FIRN_BLOCK_TOKENS + (after % FIRN_BLOCK_TOKENS != 0);
     const uint32_t n_copied = before % FIRN_BLOCK_TOKENS != 0 ? 1 : 0;
+    firn_cache *const *parts;
+    if (firn_cache_composed(cache, &parts) > 0) {
+        /* Its parts have blocks of other sizes, and the step may have to fill all of those of another one. */
+        return firn_cache_working_bytes(cache, after, count) - firn_cache_projected_bytes(cache, before);
+    }
     return (uint64_t)(n_after - n_before + n_copied) * firn_cache_block_bytes(cache) + firn_cache_fixed_bytes(cache);
 }
 

@@ -33,7 +33,24 @@ static firn_status check_scheme(const firn_model_options *options, firn_error *e
         return firni_fail(err, FIRN_ERR_INVALID, "bits of %u and %u and groups of %u belong to quantised state",
                           scheme->key_bits, scheme->value_bits, scheme->group);
     }
+    if (scheme->kind == FIRN_KV_PLAIN && scheme->delay_tokens != 0) {
+        return firni_fail(err, FIRN_ERR_INVALID, "a delay of %u tokens belongs to quantised state",
+                          scheme->delay_tokens);
+    }
     return FIRN_OK;
+}
+
+/* The family of a layer that keeps all tokens or a window of them. */
+static const char *quantised_layout(const firn_kv_scheme *scheme, bool is_window)
+{
+    const bool is_delayed = scheme->delay_tokens > 0;
+    if (scheme->kind == FIRN_KV_TURBO) {
+        return is_delayed ? "kv:delayed-turboquant" : "kv:turboquant";
+    }
+    if (is_window) {
+        return is_delayed ? "kv:delayed-window-quant" : "kv:window-quant";
+    }
+    return is_delayed ? "kv:delayed-quant" : "kv:quant";
 }
 
 /* As a user types it. */
@@ -75,7 +92,8 @@ static firn_status apply_scheme(const firn_model_options *options, firn_cache_op
     cache->key_bits = scheme->key_bits;
     cache->value_bits = scheme->value_bits;
     cache->group = scheme->group;
-    cache->layout = scheme->kind == FIRN_KV_TURBO ? "kv:turboquant" : is_window ? "kv:window-quant" : "kv:quant";
+    cache->start = scheme->delay_tokens;
+    cache->layout = quantised_layout(scheme, is_window);
     return FIRN_OK;
 }
 

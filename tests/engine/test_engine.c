@@ -192,7 +192,9 @@ static void a_restart_answers_from_disk_with_the_same_bits(void **state)
                   { .dtype = FIRN_DTYPE_F16 },
                   { .dtype = FIRN_DTYPE_BF16 },
                   { .scheme = { .kind = FIRN_KV_AFFINE, .key_bits = 8 } },
-                  { .scheme = { .kind = FIRN_KV_AFFINE, .key_bits = 4 } } };
+                  { .scheme = { .kind = FIRN_KV_AFFINE, .key_bits = 4 } },
+                  /* Shorter than every prompt: what is not converted is not stored. */
+                  { .scheme = { .kind = FIRN_KV_AFFINE, .key_bits = 8, .delay_tokens = 20 } } };
     enum { N_KINDS = sizeof kinds / sizeof kinds[0] };
     static test_answer cold[N], restored;
     static firn_token prompts[N][PROMPT_MAX];

@@ -166,12 +166,17 @@ static inline void batch_forward(fixture *f, batch *b, const firn_token *tokens,
     }
 }
 
-/* Feeds tokens to a serial batch in chunks; logits of every position when not NULL. */
+/* Feeds tokens to a serial batch in chunks, which end where a layer changes precision; logits of every position when
+ * not NULL. */
 static inline void batch_feed(fixture *f, batch *b, const firn_token *tokens, uint32_t n, uint32_t chunk, float *logits)
 {
     float *ignored = logits == NULL ? malloc(f->n_vocab * sizeof *ignored) : NULL;
     for (uint32_t done = 0; done < n;) {
-        const uint32_t count = n - done < chunk ? n - done : chunk;
+        uint32_t count = n - done < chunk ? n - done : chunk;
+        for (uint32_t i = 0; i < f->n_layers; i++) {
+            const uint32_t n_max = firn_cache_max_append_tokens(b->layers[i]);
+            count = count < n_max ? count : n_max;
+        }
         batch_forward(f, b, tokens + done, &count, logits != NULL,
                       logits == NULL ? ignored : logits + (size_t)done * f->n_vocab);
         done += count;

@@ -25,6 +25,10 @@ static const struct {
     { "turbo:k8v3", { .kind = FIRN_KV_TURBO }, "layer.0: kv:turboquant:8:3 heads=2", 0.5 },
     { "turbo:k4v5", { .kind = FIRN_KV_TURBO, .key_bits = 4, .value_bits = 5 }, "layer.0: kv:turboquant:4:5 heads=2",
       0.4 },
+    { "q8", { .kind = FIRN_KV_AFFINE, .delay_tokens = 40 },
+      "layer.0: kv:delayed-quant:8:64:40 f16 heads=2 dim=64/64 block=64", 0.02 },
+    { "q4", { .kind = FIRN_KV_AFFINE, .key_bits = 4, .delay_tokens = 64 }, "layer.1: kv:delayed-quant:4:64:64 f16", 0.4 },
+    { "turbo:k8v3", { .kind = FIRN_KV_TURBO, .delay_tokens = 130 }, "layer.2: kv:delayed-turboquant:8:3:130 f16", 0.5 },
 };
 enum { N_SCHEMES = sizeof schemes / sizeof schemes[0], N_TOKENS = 150 };
 
@@ -47,8 +51,12 @@ static void logits_do_not_depend_on_chunks_and_stay_near_those_of_f32_state(void
     for (uint32_t s = 0; s < N_SCHEMES; s++) {
         fixture f = fixture_open(&(fixture_options){ .path = path, .kv_scheme = schemes[s].scheme });
         float *whole = fixture_logits(&f, tokens, N_TOKENS, N_TOKENS);
-        float *chunked = fixture_logits(&f, tokens, N_TOKENS, 7);
-        assert_memory_equal(whole, chunked, (size_t)N_TOKENS * N_VOCAB * sizeof *whole);
+        static const uint32_t chunks[] = { 1, 7, 33, 64 };
+        for (size_t c = 0; c < sizeof chunks / sizeof chunks[0]; c++) {
+            float *chunked = fixture_logits(&f, tokens, N_TOKENS, chunks[c]);
+            assert_memory_equal(whole, chunked, (size_t)N_TOKENS * N_VOCAB * sizeof *whole);
+            free(chunked);
+        }
         double far = 0.0;
         for (size_t i = 0; i < (size_t)N_TOKENS * N_VOCAB; i++) {
             far = fmax(far, fabs((double)whole[i] - (double)exact[i]));
@@ -56,7 +64,6 @@ static void logits_do_not_depend_on_chunks_and_stay_near_those_of_f32_state(void
         print_message("%s: logits differ by up to %.2e\n", schemes[s].name, far);
         assert_true(far > 0.0 && far < schemes[s].far);
         free(whole);
-        free(chunked);
         fixture_close(&f);
     }
     free(exact);
@@ -101,6 +108,19 @@ static void layers_with_a_window_keep_it(void **state)
     fill_tokens(tokens);
     float *whole = fixture_logits(&f, tokens, N_TOKENS, N_TOKENS);
     float *chunked = fixture_logits(&f, tokens, N_TOKENS, 13);
+    assert_memory_equal(whole, chunked, (size_t)N_TOKENS * N_VOCAB * sizeof *whole);
+    free(whole);
+    free(chunked);
+    fixture_close(&f);
+
+    f = fixture_open(&(fixture_options){ .path = path, .kv_scheme = { .kind = FIRN_KV_AFFINE, .delay_tokens = 70 } });
+    for (uint32_t i = 0; i < f.n_layers; i++) {
+        const firn_cache_options *layer = &firn_model_schema(f.model)->layers[i];
+        assert_string_equal(layer->layout, layer->window > 0 ? "kv:delayed-window-quant" : "kv:delayed-quant");
+        assert_int_equal(layer->start, 70);
+    }
+    whole = fixture_logits(&f, tokens, N_TOKENS, N_TOKENS);
+    chunked = fixture_logits(&f, tokens, N_TOKENS, 13);
     assert_memory_equal(whole, chunked, (size_t)N_TOKENS * N_VOCAB * sizeof *whole);
     free(whole);
     free(chunked);
@@ -172,6 +192,8 @@ static void options_that_contradict_each_other_are_refused(void **state)
                    "quantised state has no element type; f16 was given");
     assert_refused(&(firn_model_options){ .path = path, .kv_scheme = { .group = 64 } },
                    "groups of 64 belong to quantised state");
+    assert_refused(&(firn_model_options){ .path = path, .kv_scheme = { .delay_tokens = 64 } },
+                   "a delay of 64 tokens belongs to quantised state");
     assert_refused(&(firn_model_options){ .path = path, .kv_scheme = { .kind = (firn_kv_kind)9 } }, "kind 9");
     assert_refused(&(firn_model_options){ .path = path, .kv_scheme = { .kind = FIRN_KV_AFFINE, .key_bits = 5 } },
                    "8 or 4 bits");
