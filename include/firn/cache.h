@@ -163,8 +163,9 @@ typedef struct firn_append_input {
     uint32_t index_stride;  /* floats from token to token; 0: dense */
 } firn_append_input;
 
-/* Makes room for counts[r] more tokens in each row r (blocks allocated, shared tails copied), so that the next append
- * of at most these counts cannot fail. Errors: CAPACITY (max_tokens), NO_MEMORY: no row's tokens changed. */
+/* Makes room for counts[r] more tokens in each row r (blocks allocated, shared tails copied, rows converted that change
+ * precision here), so that the next append of at most these counts cannot fail. Errors: CAPACITY (max_tokens), INVALID
+ * (more than firn_cache_max_append_tokens() for a row), NO_MEMORY: no row's tokens changed. */
 firn_status firn_cache_reserve(firn_cache *cache, const uint32_t *counts, firn_error *err);
 /* Converts and stores; advances each row by counts[r]. counts[r] may be 0. Reserves first when the caller has not.
  * Errors: as reserve. `workers` may be NULL. */
@@ -266,7 +267,7 @@ firn_status firn_cache_spec_rollback(firn_cache *cache, const uint32_t *keep, fi
 /* state(): the state as dense arrays, in the layout's order (plain: K then V, each [B, n_kv_heads, S, dim] in the
  * storage dtype, S = offset, rows right-justified, padding zero; with a window each row shows its last tokens, at most
  * as many as the window has, and S is the largest number of them; quantised
- * layouts: docs/layouts/quantised.md; recurrent: the convolution's last inputs [B, conv_width - 1, channels], then the
+ * layouts: docs/layouts/quantised.md; composing ones: the tensors of their parts in order, each as wide as its part; recurrent: the convolution's last inputs [B, conv_width - 1, channels], then the
  * matrices [B, n_state_heads, head_dim, value_dim]). Sets *n_tensors; `tensors` has room for FIRN_CACHE_STATE_TENSORS_MAX. stateNeedsDispose is tensors[i].owned: owned tensors are released with
  * firn_tensor_deinit(), borrowed ones stay valid until the next call that changes the cache. Errors: NO_MEMORY. */
 #define FIRN_CACHE_STATE_TENSORS_MAX 8
@@ -282,7 +283,8 @@ void firn_cache_dense_mask(const firn_cache *cache, uint32_t n_queries, uint8_t 
 
 /* ---- state as blocks: what prefix trees and tiers exchange --------------------------------------------------- */
 
-/* A borrowed view of one row. blocks[i] covers tokens [64 * (first_block + i), ...); first_block > 0 when a window
+/* A borrowed view of one row. A row that cannot be exchanged yet (kv:delayed-*, before its conversion) shows no blocks.
+ * blocks[i] covers tokens [64 * (first_block + i), ...); first_block > 0 when a window
  * layout has let older blocks go. `fixed` is the fixed-size state of recurrent layouts, valid at exactly n_tokens. */
 typedef struct firn_row_view {
     firn_block *const *blocks;

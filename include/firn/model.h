@@ -30,8 +30,8 @@ typedef struct firn_kv_scheme {
     uint32_t key_bits;   /* AFFINE: 8 (default) or 4; TURBO: 8 (default), 5, 4, 2 */
     uint32_t value_bits; /* TURBO: 3 (default), 8, 5, 4, 2 */
     uint32_t group;      /* AFFINE: 64 or 32; default 64 where it divides a layer's heads, else 32 */
-    uint32_t delay_tokens; /* AFFINE, TURBO: a row's state is f16 until it has so many tokens, and is then converted; 0: at
-                            * once quantised */
+    uint32_t delay_tokens; /* AFFINE, TURBO: a row's state is f16 until it has so many tokens, and is then converted;
+                            * 0: quantised from the first one on */
 } firn_kv_scheme;
 
 typedef struct firn_model_options {

@@ -17,17 +17,15 @@
 
 enum { BEHIND_MAX = 16 /* tokens to read that do not keep a row from guessing */ };
 
-/* Blocks that this forward may allocate: growth, and one copy of a shared tail per row. */
+/* What this forward may allocate. */
 static uint64_t need_bytes(const firni_draft_model *drafter)
 {
-    const uint64_t one_block_bytes = firni_shapes_bytes(drafter->shapes, drafter->schema->n_layers, 1);
     uint64_t bytes = 0;
     for (uint32_t row = 0; row < drafter->n_rows; row++) {
         const uint32_t n_read = firn_cache_row_tokens(drafter->caches[0], row);
-        const uint32_t count = drafter->step_counts[row];
-        bytes += firni_shapes_bytes(drafter->shapes, drafter->schema->n_layers, n_read + count) -
-                 firni_shapes_bytes(drafter->shapes, drafter->schema->n_layers, n_read);
-        bytes += count > 0 && n_read % FIRN_BLOCK_TOKENS != 0 ? one_block_bytes : 0;
+        for (uint32_t layer = 0; layer < drafter->schema->n_layers && drafter->step_counts[row] > 0; layer++) {
+            bytes += firni_row_need_bytes(drafter->caches[layer], n_read, drafter->step_counts[row]);
+        }
     }
     return bytes;
 }
@@ -64,14 +62,14 @@ static bool forward(firn_engine *engine, firni_draft_model *drafter, bool wants_
 /* ---- 1. read ---- */
 
 /* Tokens that the row should read now: its prompt but for the last token, which is read with the first guess; later
- * only when there are many. */
-static uint32_t to_read(const firni_draft_model *drafter, uint32_t row)
+ * only when there are many, or as many as a step may append (`limit`), which would keep it from guessing. */
+static uint32_t to_read(const firni_draft_model *drafter, uint32_t row, uint32_t limit)
 {
     const firni_sequence *sequence = drafter->rows[row];
     const uint32_t n_read = firn_cache_row_tokens(drafter->caches[0], row);
     const uint32_t end = n_read + 1 < sequence->n_prompt ? sequence->n_prompt - 1 : sequence->n_tokens - 1;
     const uint32_t n_left = end > n_read ? end - n_read : 0;
-    return n_read + 1 < sequence->n_prompt || n_left >= BEHIND_MAX ? n_left : 0;
+    return n_read + 1 < sequence->n_prompt || n_left >= BEHIND_MAX || n_left >= limit ? n_left : 0;
 }
 
 void firni_draft_model_read(firn_engine *engine)
@@ -84,14 +82,14 @@ void firni_draft_model_read(firn_engine *engine)
     }
     uint32_t n_reading = 0;
     for (uint32_t row = 0; row < drafter->n_rows; row++) {
-        n_reading += to_read(drafter, row) > 0;
+        n_reading += to_read(drafter, row, limit) > 0;
     }
     if (n_reading == 0) {
         return;
     }
     uint32_t budget = engine->options.chunk_tokens_max;
     for (uint32_t row = 0; row < drafter->n_rows; row++) {
-        const uint32_t n_left = to_read(drafter, row);
+        const uint32_t n_left = to_read(drafter, row, limit);
         uint32_t count = 0;
         if (n_left > 0) {
             const uint32_t share = budget / n_reading > 0 ? budget / n_reading : budget > 0;

@@ -177,6 +177,8 @@ bool firni_step(firn_engine *engine);
 void firni_drop_cancelled(firn_engine *engine);
 /* Evicts clean nodes until the pool has this much room, if that is possible. */
 void firni_make_room(firn_engine *engine, uint64_t need_bytes);
+/* Bytes that a step of `count` tokens may allocate in one layer for a row of `before`. */
+uint64_t firni_row_need_bytes(const firn_cache *cache, uint32_t before, uint32_t count);
 /* Puts the first n_tokens of a row's state into a tree. Benign when it fails: the tree counts the reason. */
 void firni_publish_row(const firn_env *env, firn_prefix *prefix, firn_cache *const *caches, uint32_t n_layers,
                        uint32_t row, const firni_sequence *sequence, uint32_t n_tokens);

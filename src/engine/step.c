@@ -105,9 +105,8 @@ static void plan(firn_engine *engine)
     }
 }
 
-/* Bytes that this step may allocate in one layer for one row: new blocks, and copies of a shared tail and state. What a
- * window lets go of was let go of at the end of the last step. */
-static uint64_t row_need_bytes(const firn_cache *cache, uint32_t before, uint32_t count)
+/* New blocks, and copies of a shared tail and state. What a window lets go of was let go of at the end of the last step. */
+uint64_t firni_row_need_bytes(const firn_cache *cache, uint32_t before, uint32_t count)
 {
     const uint32_t n_before = before / FIRN_BLOCK_TOKENS + (before % FIRN_BLOCK_TOKENS != 0);
     const uint32_t after = before + count;
@@ -126,7 +125,7 @@ static uint64_t step_need_bytes(const firn_engine *engine)
     uint64_t need_bytes = 0;
     for (uint32_t row = 0; row < engine->n_rows; row++) {
         for (uint32_t layer = 0; layer < engine->schema->n_layers && engine->step_counts[row] > 0; layer++) {
-            need_bytes += row_need_bytes(engine->caches[layer], engine->rows[row]->n_cached, engine->step_counts[row]);
+            need_bytes += firni_row_need_bytes(engine->caches[layer], engine->rows[row]->n_cached, engine->step_counts[row]);
         }
     }
     return need_bytes;

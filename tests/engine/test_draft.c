@@ -11,12 +11,17 @@ static void greedy_answers_are_those_of_plain_decoding_to_the_bit(void **state)
 {
     (void)state;
     enum { N = 8 };
-    static const firn_dtype dtypes[] = { FIRN_DTYPE_F16, FIRN_DTYPE_F32 };
+    static const firn_dtype dtypes[] = { FIRN_DTYPE_F16, FIRN_DTYPE_F32, FIRN_DTYPE_NONE };
+    static const firn_kv_scheme schemes[] = { { .kind = FIRN_KV_PLAIN },
+                                              { .kind = FIRN_KV_PLAIN },
+                                              /* Prompts end before and behind it, answers cross it. */
+                                              { .kind = FIRN_KV_AFFINE, .delay_tokens = 100 } };
     static test_answer plain[N], drafted[N];
     static firn_token prompts[N][PROMPT_MAX];
-    for (size_t d = 0; d < 2; d++) {
+    for (size_t d = 0; d < 3; d++) {
         test_stack stack;
-        test_stack_open(&stack, &(test_stack_options){ .kv_dtype = dtypes[d], .engine = plain_options });
+        test_stack_open(&stack, &(test_stack_options){ .kv_dtype = dtypes[d], .kv_scheme = schemes[d],
+                                                       .engine = plain_options });
         for (uint32_t i = 0; i < N; i++) {
             fill_phrases(prompts[i], 60 + 17 * i, i);
             ask(&stack, make_request(prompts[i], 60 + 17 * i, 90 + i), &plain[i]);
@@ -27,7 +32,8 @@ static void greedy_answers_are_those_of_plain_decoding_to_the_bit(void **state)
         firn_engine_options options = ngram_options;
         options.batch_rows_max = 5;
         options.chunk_tokens_max = 23;
-        test_stack_open(&stack, &(test_stack_options){ .kv_dtype = dtypes[d], .n_threads = 2, .engine = options });
+        test_stack_open(&stack, &(test_stack_options){ .kv_dtype = dtypes[d], .kv_scheme = schemes[d],
+                                                       .n_threads = 2, .engine = options });
         uint64_t n_accepted = 0, n_rejected = 0;
         for (uint32_t i = 0; i < N; i++) {
             firn_error err;

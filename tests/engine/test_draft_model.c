@@ -35,14 +35,18 @@ enum { N_TEXTS = sizeof texts / sizeof texts[0] };
 static void answers_are_those_of_plain_decoding_to_the_bit(void **state)
 {
     (void)state;
-    static const firn_dtype dtypes[] = { FIRN_DTYPE_F16, FIRN_DTYPE_F32 };
+    static const firn_dtype dtypes[] = { FIRN_DTYPE_F16, FIRN_DTYPE_F32, FIRN_DTYPE_NONE };
+    static const firn_kv_scheme schemes[] = { { .kind = FIRN_KV_PLAIN },
+                                              { .kind = FIRN_KV_PLAIN },
+                                              { .kind = FIRN_KV_AFFINE, .delay_tokens = 70 } }; /* of both models */
     static test_answer plain[2 * N_TEXTS], drafted[2 * N_TEXTS];
     static firn_token prompts[N_TEXTS][PROMPT_MAX];
-    for (size_t d = 0; d < 2; d++) {
+    for (size_t d = 0; d < 3; d++) {
         uint64_t n_accepted = 0, n_rejected = 0;
         for (uint32_t on = 0; on < 2; on++) {
             test_stack stack;
             test_stack_open(&stack, &(test_stack_options){ .kv_dtype = dtypes[d],
+                                                           .kv_scheme = schemes[d],
                                                            .n_threads = on + 1,
                                                            .draft_path = on ? DRAFTER : NULL,
                                                            .engine = { .batch_rows_max = on ? 4 : 1,
@@ -69,7 +73,8 @@ static void answers_are_those_of_plain_decoding_to_the_bit(void **state)
         for (uint32_t i = 0; i < 2 * N_TEXTS; i++) {
             assert_same_answer(&plain[i], &drafted[i]);
         }
-        assert_true(n_accepted > 100);
+        /* Or nothing was tested. Of rows that are converted on the way there are fewer: guesses end at the boundary. */
+        assert_true(n_accepted > (schemes[d].delay_tokens > 0 ? 80 : 100));
         assert_true(n_rejected > 100);
     }
 }

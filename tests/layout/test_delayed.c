@@ -515,7 +515,8 @@ static void check_refused_allocations(const firn_cache_options *options)
         test_world world;
         test_world_init(&world);
         firn_pool *pool = rig_pool(UINT64_C(16) << 20, &world.env);
-        rig_tokens rows[] = { rig_sequence(0, options->start + 3), rig_sequence(1, options->start), rig_sequence(2, 5) };
+        rig_tokens rows[] = { rig_sequence(0, options->start + 3), rig_sequence(1, options->start),
+                              rig_sequence(2, 5) };
         const rig_tokens *before[] = { &rows[0], &rows[1], &rows[2] };
         firn_cache *cache;
         assert_ok(firn_cache_create(options, pool, &world.env, &cache, NULL));
