@@ -65,10 +65,11 @@ int firni_cmd_usage(const firni_command *command, const char *format, ...) FIRNI
  * = the label. */
 void firni_cmd_progress(void *label, float fraction);
 
-/* All that is left of a stream, or a whole file, malloc'ed and followed by a NUL that len_bytes does not count. NULL: with
- * errno set, respectively a message printed. */
-char *firni_cmd_read_stream(FILE *file, size_t *len_bytes);
-char *firni_cmd_read_file(const firni_command *command, const char *path, size_t *len_bytes);
+/* All that is left of a stream, or a whole file, malloc'ed and followed by a NUL that len_bytes does not count; it must be
+ * smaller than n_bytes_max, a power of two. NULL: with errno set, respectively a message printed. */
+#define FIRNI_TEXT_BYTES_MAX ((size_t)1 << 30)
+char *firni_cmd_read_stream(FILE *file, size_t n_bytes_max, size_t *len_bytes);
+char *firni_cmd_read_file(const firni_command *command, const char *path, size_t n_bytes_max, size_t *len_bytes);
 
 /* Where the built-in model is: $FIRN_MODEL, beside the program (../models, ../../models from build/, ../share/firn), or
  * NULL. The string is malloc'ed. */

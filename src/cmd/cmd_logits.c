@@ -13,6 +13,7 @@
 #include "cmd/kv_flag.h"
 #include "cmd/single_row.h"
 
+#define TOKENS_FILE_BYTES_MAX ((size_t)64 << 20)
 #define CHUNK_MAX 4096u
 
 typedef struct logits_flags {
@@ -186,7 +187,7 @@ static void close_all(logits_run *run)
 static int execute(logits_run *run, const logits_flags *flags)
 {
     size_t len_bytes;
-    char *text = firni_cmd_read_file(run->command, flags->tokens, &len_bytes);
+    char *text = firni_cmd_read_file(run->command, flags->tokens, TOKENS_FILE_BYTES_MAX, &len_bytes);
     if (text == NULL) {
         return 1;
     }

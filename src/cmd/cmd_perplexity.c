@@ -139,7 +139,7 @@ static int score_all(perplexity_run *run, uint32_t window_tokens)
 static int execute(perplexity_run *run, const perplexity_flags *flags, const char *path)
 {
     size_t len_bytes;
-    char *text = firni_cmd_read_file(run->command, path, &len_bytes);
+    char *text = firni_cmd_read_file(run->command, path, FIRNI_TEXT_BYTES_MAX, &len_bytes);
     if (text == NULL) {
         return 1;
     }

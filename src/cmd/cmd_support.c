@@ -12,8 +12,6 @@
 
 #include "cmd/cmd.h"
 
-#define TEXT_BYTES_MAX ((size_t)1 << 30)
-
 /* Whatever the command has printed so far comes first, also when both streams are one terminal or file. */
 static void say(const firni_command *command, const char *format, va_list args)
 {
@@ -55,7 +53,7 @@ void firni_cmd_progress(void *label, float fraction)
     (void)fflush(stderr);
 }
 
-char *firni_cmd_read_stream(FILE *file, size_t *len_bytes)
+char *firni_cmd_read_stream(FILE *file, size_t n_bytes_max, size_t *len_bytes)
 {
     char *text = NULL;
     size_t n = 0;
@@ -66,7 +64,7 @@ char *firni_cmd_read_stream(FILE *file, size_t *len_bytes)
         if (n == capacity) {
             capacity = capacity == 0 ? 65536 : capacity * 2;
             errno = EFBIG;
-            char *grown = capacity <= TEXT_BYTES_MAX ? realloc(text, capacity + 1) : NULL;
+            char *grown = capacity <= n_bytes_max ? realloc(text, capacity + 1) : NULL;
             if (grown == NULL) {
                 free(text);
                 return NULL;
@@ -84,14 +82,14 @@ char *firni_cmd_read_stream(FILE *file, size_t *len_bytes)
     return text;
 }
 
-char *firni_cmd_read_file(const firni_command *command, const char *path, size_t *len_bytes)
+char *firni_cmd_read_file(const firni_command *command, const char *path, size_t n_bytes_max, size_t *len_bytes)
 {
     FILE *file = fopen(path, "rb");
     if (file == NULL) {
         (void)firni_cmd_fail(command, "cannot open %s: %s", path, strerror(errno));
         return NULL;
     }
-    char *text = firni_cmd_read_stream(file, len_bytes);
+    char *text = firni_cmd_read_stream(file, n_bytes_max, len_bytes);
     if (text == NULL) {
         (void)firni_cmd_fail(command, "cannot read %s: %s", path, strerror(errno));
     }

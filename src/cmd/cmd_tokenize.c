@@ -276,7 +276,7 @@ static int run_input(const tokenize *job)
         exit_status = run_lines(job, in) ? 0 : 1;
     } else {
         size_t len_bytes = 0;
-        char *text = job->text == NULL ? firni_cmd_read_stream(in, &len_bytes) : NULL;
+        char *text = job->text == NULL ? firni_cmd_read_stream(in, FIRNI_TEXT_BYTES_MAX, &len_bytes) : NULL;
         firn_error err = { 0 };
         if (job->text == NULL && text == NULL) {
             exit_status = firni_cmd_fail(job->command, "cannot read the text: %s", strerror(errno));
