@@ -3,6 +3,7 @@
  * Owns what all layouts have in common, and checks it once; knows no storage family. Rows are batch.c, append and
  * attention append.c, rounds round.c.
  */
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -107,6 +108,16 @@ firn_status firn_cache_make_empty(const firn_cache *cache, firn_cache **out, fir
 const char *firn_cache_signature(const firn_cache *cache)
 {
     return cache->signature;
+}
+
+void firni_cache_set_describe(firn_cache *cache, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    const int len = vsnprintf(cache->describe, sizeof cache->describe, format, args);
+    va_end(args);
+    assert(len > 0 && (size_t)len < sizeof cache->describe);
+    (void)len;
 }
 
 const firn_cache_options *firn_cache_get_options(const firn_cache *cache)

@@ -58,10 +58,8 @@ static void describe(firni_delayed_cache *cache)
     int len = snprintf(base->signature, sizeof base->signature, "%s%s:%u", family,
                        quantised->signature + strlen(quantised->ops->family), start);
     assert(len > 0 && (size_t)len < sizeof base->signature);
-    len = snprintf(base->describe, sizeof base->describe, "%s %s%s", base->signature,
-                   firn_dtype_name(base->options.dtype), quantised->describe + strlen(quantised->signature));
-    assert(len > 0 && (size_t)len < sizeof base->describe);
-    (void)len;
+    firni_cache_set_describe(base, "%s %s%s", base->signature, firn_dtype_name(base->options.dtype),
+                             quantised->describe + strlen(quantised->signature));
 }
 
 static firn_status init(firn_cache *base, const firni_layout *plain, const firni_layout *quantised, firn_error *err)

@@ -139,6 +139,9 @@ struct firn_cache {
 
 static_assert(offsetof(struct firn_cache, ops) == 0, "the table pointer comes first");
 
+/* Fills cache->describe, for init; asserts that it fits. */
+void firni_cache_set_describe(firn_cache *cache, const char *format, ...) FIRNI_PRINTF(2, 3);
+
 /* ---- registry.c ---- */
 
 /* The table of this family, or NULL. */

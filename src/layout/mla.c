@@ -16,8 +16,6 @@
  * Owns geometry and order of storing, for mla_dsa.c as well. The arithmetic is the kernel's, rows are rows.c.
  * Source: DeepSeek-V2 (arXiv 2405.04434, section 2.1).
  */
-#include <stdio.h>
-
 #include "base/base_impl.h"
 #include "layout/layout_impl.h"
 
@@ -93,11 +91,8 @@ static firn_status mla_init(firn_cache *cache, firn_error *err)
     if (status != FIRN_OK) {
         return status;
     }
-    const int len = snprintf(cache->describe, sizeof cache->describe, "%s %s dim=%u/%u block=%u", cache->signature,
-                             firn_dtype_name(options->dtype), options->head_dim, options->value_dim,
-                             FIRN_BLOCK_TOKENS);
-    assert(len > 0 && (size_t)len < sizeof cache->describe);
-    (void)len;
+    firni_cache_set_describe(cache, "%s %s dim=%u/%u block=%u", cache->signature, firn_dtype_name(options->dtype),
+                             options->head_dim, options->value_dim, FIRN_BLOCK_TOKENS);
     return FIRN_OK;
 }
 

@@ -11,7 +11,6 @@
  */
 #include <float.h>
 #include <math.h>
-#include <stdio.h>
 
 #include "base/base_impl.h"
 #include "layout/layout_impl.h"
@@ -209,11 +208,9 @@ static firn_status dsa_init(firn_cache *cache, firn_error *err)
     if (status != FIRN_OK) {
         return status;
     }
-    const int len = snprintf(cache->describe, sizeof cache->describe, "%s %s dim=%u/%u index=%u top=%u block=%u",
-                             cache->signature, firn_dtype_name(options->dtype), options->head_dim,
-                             options->value_dim, options->index_dim, options->index_top_k, FIRN_BLOCK_TOKENS);
-    assert(len > 0 && (size_t)len < sizeof cache->describe);
-    (void)len;
+    firni_cache_set_describe(cache, "%s %s dim=%u/%u index=%u top=%u block=%u", cache->signature,
+                             firn_dtype_name(options->dtype), options->head_dim, options->value_dim,
+                             options->index_dim, options->index_top_k, FIRN_BLOCK_TOKENS);
     return FIRN_OK;
 }
 

@@ -10,8 +10,6 @@
  * Owns geometry and the order of storing, for window.c as well. The arithmetic is the kernel's, rows are rows.c, the
  * cutting into tasks is tasks.c.
  */
-#include <stdio.h>
-
 #include "base/base_impl.h"
 #include "layout/layout_impl.h"
 
@@ -81,11 +79,9 @@ static firn_status plain_init(firn_cache *cache, firn_error *err)
     if (status != FIRN_OK) {
         return status;
     }
-    const int len = snprintf(cache->describe, sizeof cache->describe, "%s %s heads=%u dim=%u/%u block=%u",
-                             cache->signature, firn_dtype_name(options->dtype), options->n_kv_heads,
-                             options->head_dim, options->value_dim, FIRN_BLOCK_TOKENS);
-    assert(len > 0 && (size_t)len < sizeof cache->describe);
-    (void)len;
+    firni_cache_set_describe(cache, "%s %s heads=%u dim=%u/%u block=%u", cache->signature,
+                             firn_dtype_name(options->dtype), options->n_kv_heads, options->head_dim,
+                             options->value_dim, FIRN_BLOCK_TOKENS);
     return FIRN_OK;
 }
 

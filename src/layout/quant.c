@@ -75,11 +75,8 @@ void firni_quant_describe(firn_cache *cache)
     if (options->window != 0) {
         (void)snprintf(window, sizeof window, " window=%u", options->window);
     }
-    const int len = snprintf(cache->describe, sizeof cache->describe, "%s heads=%u dim=%u/%u%s block=%u",
-                             cache->signature, options->n_kv_heads, options->head_dim, options->value_dim, window,
-                             FIRN_BLOCK_TOKENS);
-    assert(len > 0 && (size_t)len < sizeof cache->describe);
-    (void)len;
+    firni_cache_set_describe(cache, "%s heads=%u dim=%u/%u%s block=%u", cache->signature, options->n_kv_heads,
+                             options->head_dim, options->value_dim, window, FIRN_BLOCK_TOKENS);
 }
 
 static firn_status complete_bits(const char *family, firn_cache_options *options, firn_error *err)

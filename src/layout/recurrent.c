@@ -10,8 +10,6 @@
  * Within a task tokens go one after the other, so a token's bits do not depend on how many are in the call, nor on the
  * other rows or the threads. The arithmetic is the kernel's, rows are rows.c.
  */
-#include <stdio.h>
-
 #include "base/base_impl.h"
 #include "layout/recurrent_impl.h"
 
@@ -79,11 +77,9 @@ firn_status firni_recurrent_init(firn_cache *cache, firn_error *err)
     }
     geometry->state_offset = (size_t)state_offset;
     cache->fixed_bytes = (size_t)fixed_bytes;
-    const int len = snprintf(cache->describe, sizeof cache->describe, "%s f32 heads=%u%s%u dim=%u/%u conv=%u",
-                             cache->signature, options->n_state_heads, options->keys_cycle ? "%" : "/",
-                             options->n_kv_heads, options->head_dim, options->value_dim, options->conv_width);
-    assert(len > 0 && (size_t)len < sizeof cache->describe);
-    (void)len;
+    firni_cache_set_describe(cache, "%s f32 heads=%u%s%u dim=%u/%u conv=%u", cache->signature, options->n_state_heads,
+                             options->keys_cycle ? "%" : "/", options->n_kv_heads, options->head_dim,
+                             options->value_dim, options->conv_width);
     return FIRN_OK;
 }
 
