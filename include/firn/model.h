@@ -81,6 +81,8 @@ typedef struct firn_forward_input {
  * Errors: INVALID (token id outside the vocabulary, more tokens or rows than the options allow), CAPACITY, NO_MEMORY.
  * Allocates nothing beyond cache blocks. */
 firn_status firn_model_forward(firn_model *model, const firn_forward_input *input, firn_error *err);
+/* Multiply-adds of weights and activations that all forwards so far have done; attention and recurrence not counted. */
+uint64_t firn_model_multiply_adds(const firn_model *model);
 
 #ifdef __cplusplus
 }

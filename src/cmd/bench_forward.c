@@ -193,9 +193,11 @@ static firn_status run_prefill(forward_bench *f, uint32_t n_chunk, uint64_t *ela
     const firni_bench_options *o = &f->bench->options;
     firn_status status = copy_row(f, f->deep, f->work, err);
     if (status == FIRN_OK) {
+        const uint64_t before = firn_model_multiply_adds(f->model);
         const uint64_t begin_ns = firni_now_ns(f->bench->env);
         status = prefill(f, f->work, f->tokens + o->n_depth, o->n_prompt, n_chunk, err);
         *elapsed_ns = firni_now_ns(f->bench->env) - begin_ns;
+        f->bench->prefill_multiply_adds = firn_model_multiply_adds(f->model) - before;
     }
     destroy_caches(f, f->work);
     if (status == FIRN_OK && memcmp(f->logits, f->first_logits, f->n_vocab * sizeof *f->logits) != 0) {

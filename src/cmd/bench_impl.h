@@ -8,6 +8,7 @@
  *   bench_request.c  one request through an engine
  *   bench_draft.c    decode through the engine, plain and with guesses
  *   bench_memory.c   what this machine can stream from memory: the bound of decode
+ *   bench_multiply.c what this machine can multiply: the bound of prefill
  *   bench_files.c    what this machine can read from the cache's own files: the bound of a restore
  *   bench_report.c   table and JSON
  *
@@ -98,7 +99,9 @@ typedef struct firni_bench {
     firni_bench_options options;
     const firni_stack *stack;       /* without engine and disk */
     firni_sample stream_rate;       /* bytes/s, all threads */
+    firni_sample multiply_rate;     /* operations/s, two for each multiply-add, all threads */
     firni_sample prefill_rate;      /* tokens/s */
+    uint64_t prefill_multiply_adds; /* of weights, in one prefill */
     firni_bench_decode decode[FIRNI_BENCH_BATCHES_MAX];
     firni_bench_ttft ttft;
     firni_bench_resume resume;
@@ -144,6 +147,9 @@ firn_status firni_bench_measure_resume(firni_bench *bench, firn_error *err);
 firn_status firni_bench_measure_draft(firni_bench *bench, firn_error *err);
 /* Adds n_runs readings of a buffer larger than any cache to stream_rate. */
 firn_status firni_bench_stream(firni_bench *bench, uint32_t n_runs, firn_error *err);
+
+/* Adds n_runs readings of the register tile to multiply_rate. */
+firn_status firni_bench_multiply(firni_bench *bench, uint32_t n_runs, firn_error *err);
 
 /* n different-looking ids of the model's vocabulary, none special; the same for the same seed. */
 void firni_bench_fill_tokens(const firni_bench *bench, uint64_t seed, firn_token *out, uint32_t n);

@@ -64,6 +64,13 @@ static double stream_share(const firni_bench *bench, const firni_bench_decode *d
     return ratio((double)decode->step_bytes * steps_per_second, firni_sample_median(&bench->stream_rate));
 }
 
+/* Products of weights in a prefill, as a share of what the register tile does with nothing to wait for. */
+static double multiply_share(const firni_bench *bench)
+{
+    const double seconds = ratio(bench->options.n_prompt, firni_sample_median(&bench->prefill_rate));
+    return ratio(ratio(2.0 * (double)bench->prefill_multiply_adds, seconds), firni_sample_median(&bench->multiply_rate));
+}
+
 /* ---- table ------------------------------------------------------------------------------------------------------ */
 
 /* One measurement; the caller adds what it is compared with and ends the line. */
@@ -144,10 +151,12 @@ void firni_bench_print(const firni_bench *bench)
                  o->n_depth, o->n_chunk);
     print_row("memory, streaming read", &bench->stream_rate, 1e9, "GB/s");
     (void)printf("\n");
+    print_row("multiply, from first cache", &bench->multiply_rate, 1e9, "GOP/s");
+    (void)printf("\n");
     if (bench->prefill_rate.n > 0) {
         (void)snprintf(what, sizeof what, "prefill %" PRIu32, o->n_prompt);
         print_row(what, &bench->prefill_rate, 1.0, "tok/s");
-        (void)printf("\n");
+        (void)printf("   multiplies at %.0f %% of the multiply\n", 100.0 * multiply_share(bench));
     }
     for (uint32_t i = 0; i < o->n_batches; i++) {
         const firni_bench_decode *decode = &bench->decode[i];
@@ -246,14 +255,15 @@ int firni_bench_print_json(const firni_bench *bench)
     const firni_bench_options *o = &bench->options;
     const firn_model_info *info = firn_model_get_info(bench->stack->model);
     json_t *object = json_pack(
-        "{s:{s:s, s:s, s:s, s:I, s:I, s:s}, s:I, s:s, s:I, s:I, s:I, s:o, s:o, s:o}", "model", "name", info->name,
+        "{s:{s:s, s:s, s:s, s:I, s:I, s:s}, s:I, s:s, s:I, s:I, s:I, s:o, s:o, s:o, s:f, s:o}", "model", "name", info->name,
         "architecture", info->architecture, "weight_type", info->weight_type, "parameters",
         (json_int_t)info->n_params, "packed_bytes", (json_int_t)info->weight_bytes, "kv_dtype",
         info->kv, "threads",
         (json_int_t)firn_workers_count(bench->stack->workers), "kernel", info->kernel, "prompt_tokens",
         (json_int_t)o->n_prompt, "depth_tokens", (json_int_t)o->n_depth, "chunk_tokens", (json_int_t)o->n_chunk,
-        "stream_bytes_per_second", sample_json(&bench->stream_rate), "prefill_tokens_per_second",
-        sample_json(&bench->prefill_rate), "decode", decode_json(bench));
+        "stream_bytes_per_second", sample_json(&bench->stream_rate), "multiply_operations_per_second",
+        sample_json(&bench->multiply_rate), "prefill_tokens_per_second", sample_json(&bench->prefill_rate),
+        "prefill_multiply_share", multiply_share(bench), "decode", decode_json(bench));
     if (object != NULL && o->n_ttft > 0) {
         (void)json_object_set_new(object, "ttft", ttft_json(&bench->ttft));
     }

@@ -62,11 +62,17 @@ static int measure(firni_bench *bench, bool json)
     /* Half before and half after what is compared with it: other work on the machine comes and goes. */
     const uint32_t n_before = (o->n_runs + 1) / 2;
     firn_status status = firni_bench_stream(bench, n_before, &err);
+    if (status == FIRN_OK) {
+        status = firni_bench_multiply(bench, n_before, &err);
+    }
     if (status == FIRN_OK && o->n_prompt > 0) {
         status = firni_bench_forward(bench, &err);
     }
     if (status == FIRN_OK) {
         status = firni_bench_stream(bench, o->n_runs - n_before, &err);
+    }
+    if (status == FIRN_OK) {
+        status = firni_bench_multiply(bench, o->n_runs - n_before, &err);
     }
     if (status == FIRN_OK && o->n_ttft > 0) {
         firni_cmd_progress(label, 0.5f);
@@ -184,7 +190,7 @@ const firni_command firni_cmd_bench = {
     .summary = "measure a model on this machine",
     .synopsis = "bench [-m MODEL.gguf] [flags]",
     .details = "Results are checked before they are timed: other chunks and batches must give the same bits, cached\n"
-               "prompts the same answer. Decode is set beside what the same threads can stream from memory, the\n"
-               "restore beside a plain direct read of the same files.",
+               "prompts the same answer. Prefill is set beside what the same threads can multiply, decode beside what they\n"
+               "can stream from memory, the restore beside a plain direct read of the same files.",
     .run = run,
 };

@@ -49,6 +49,7 @@ typedef struct firni_step {
     float *h;                 /* [n_tokens, h_width]: block inputs and attention outputs */
     float *wide;              /* [n_tokens, wide_width]: queries, keys, values; gates */
     void *matmul_scratch;
+    uint64_t *multiply_adds;  /* the model's count */
     void *extra;              /* the architecture's own: extra_bytes, 64-byte aligned */
     firni_carried carried[FIRNI_CARRIED_MAX]; /* what else follows the tokens when the step narrows */
     uint32_t n_carried;
@@ -71,6 +72,9 @@ void firni_step_each_token(firni_step *step, void (*task)(const firni_step *step
 /* y[t] = W x[t]; strides in floats. Scale and bias are left to firni_projection_finish. */
 void firni_step_project(const firni_step *step, const firni_projection *projection, const float *x, uint32_t x_stride,
                         float *y, uint32_t y_stride);
+/* Products of different matrices with tokens of their own: firni_matmul_each. */
+void firni_step_multiply_each(const firni_step *step, firni_matmul_item *items, uint32_t n_items, size_t x_stride,
+                              size_t y_stride, void *acts);
 /* Applies scale and bias, where there are any, to the n_rows outputs of one token. */
 void firni_projection_finish(const firni_kernels *kernels, const firni_projection *projection, float *y);
 /* h = rms_norm(x) * weight */

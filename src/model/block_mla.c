@@ -353,7 +353,7 @@ static void project_heads(const firni_step *step, const mla_arrays *a, const fir
             .n_tokens = step->n_tokens,
         };
     }
-    firni_matmul_each(step->kernels, step->workers, a->items, n_heads, x_stride, y_stride, a->acts);
+    firni_step_multiply_each(step, a->items, n_heads, x_stride, y_stride, a->acts);
 }
 
 static void store(firni_step *step, const firni_mla *mla, const mla_arrays *a)

@@ -304,7 +304,7 @@ static void project_experts(const moe_call *call, uint32_t expert_begin, uint32_
                 };
             }
         }
-        firni_matmul_each(call->step->kernels, call->step->workers, a->items, n_items, x_stride, y_stride, a->acts);
+        firni_step_multiply_each(call->step, a->items, n_items, x_stride, y_stride, a->acts);
         first_row += each[0].matrices[m].n_rows;
     }
 }

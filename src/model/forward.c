@@ -259,6 +259,7 @@ firn_status firn_model_forward(firn_model *model, const firn_forward_input *inpu
         .wide = s->wide,
         .matmul_scratch = s->matmul,
         .extra = s->extra,
+        .multiply_adds = &model->multiply_adds,
     };
     firni_step_each_token(&step, embed_token, model);
     /* From here on nothing fails. */

@@ -74,8 +74,18 @@ void firni_step_project(const firni_step *step, const firni_projection *projecti
         firni_matmul(step->kernels, step->workers, matrix, x, x_stride, y + first_row, y_stride, step->n_tokens,
                      step->matmul_scratch);
         first_row += matrix->n_rows;
+        *step->multiply_adds += (uint64_t)matrix->n_rows * matrix->n_cols * step->n_tokens;
     }
     assert(first_row == projection->n_rows);
+}
+
+void firni_step_multiply_each(const firni_step *step, firni_matmul_item *items, uint32_t n_items, size_t x_stride,
+                              size_t y_stride, void *acts)
+{
+    firni_matmul_each(step->kernels, step->workers, items, n_items, x_stride, y_stride, acts);
+    for (uint32_t i = 0; i < n_items; i++) {
+        *step->multiply_adds += (uint64_t)items[i].w->n_rows * items[i].w->n_cols * items[i].n_tokens;
+    }
 }
 
 static void norm_token(const firni_step *step, const void *ctx, uint32_t token)

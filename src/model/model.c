@@ -287,3 +287,8 @@ const firn_tokenizer *firn_model_tokenizer(const firn_model *model)
 {
     return model->tokenizer;
 }
+
+uint64_t firn_model_multiply_adds(const firn_model *model)
+{
+    return model->multiply_adds;
+}

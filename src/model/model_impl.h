@@ -46,6 +46,7 @@ struct firn_model {
     firn_cache_options *cache_options; /* [n_caches] */
     char (*cache_describes)[FIRNI_DESCRIBE_BYTES]; /* [n_caches] what firn_cache_describe() says of one that fits */
     uint32_t last_storing_layer;
+    uint64_t multiply_adds;            /* of matrix products, of all forwards */
     firn_identity *identity;
     firn_schema schema;
 };

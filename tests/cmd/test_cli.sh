@@ -220,6 +220,7 @@ check 'bench --draft compares with plain decode' speeds
 call bench --prompt 80 --depth 70 --gen 6 --batch 1,3 --runs 2 --chunk 32 --ttft 200 --cache-dir "$dir" --json
 measured() {
     exits 0 && out_has '"prefill_tokens_per_second"' && out_has '"batch": 3' && out_has '"stream_share"' &&
+        out_has '"prefill_multiply_share"' &&
         out_has '"restore_to_raw"' && out_has '"ram_to_cold"' && [ -z "$(find "$dir" -name 'firn-bench-*')" ]
 }
 check 'bench checks and measures, and leaves nothing behind' measured
