@@ -219,6 +219,7 @@ static void run_block(const block *b, const char *kernel, firn_workers *workers,
     const firni_widths widths = firni_step_widths(b->hp);
     float *h = aligned((size_t)chunk * widths.h * sizeof *h);
     float *wide = aligned((size_t)chunk * widths.wide * sizeof *wide);
+    uint64_t multiply_adds = 0;
     void *matmul = aligned(firni_matmul_scratch_bytes(widths.inputs_max, chunk));
     void *extra = aligned(firni_moe_scratch_bytes(b->hp, chunk));
     for (uint32_t done = 0; done < n_tokens; done += chunk) {
@@ -231,6 +232,7 @@ static void run_block(const block *b, const char *kernel, firn_workers *workers,
             .h = h,
             .wide = wide,
             .matmul_scratch = matmul,
+            .multiply_adds = &multiply_adds,
         };
         firni_moe_forward(&step, &b->moe, extra);
     }
