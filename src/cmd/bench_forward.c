@@ -1,8 +1,8 @@
 /*
  * Prefill and decode rates: the model driven directly, without engine, so that nothing but the forward is timed.
  *
- *   1. each row gets its own tokens and is prefilled to depth + prompt (rows that shared blocks would share the
- *      processor's caches too, and flatter the batch);
+ *   1. each row gets its own tokens and is prefilled to depth + prompt (rows that shared blocks would be read once for
+ *      all; when that is what is asked for, they share the depth);
  *   2. the prefill is repeated in other chunks, and the decode alone and in each batch: logits and tokens must be the
  *      same bits; this also warms everything up;
  *   3. then the same is timed n_runs times, each time from the same state, which copies of the caches' references keep.
@@ -170,8 +170,9 @@ static firn_status prepare_rows(forward_bench *f, firn_error *err)
     for (uint32_t row = 0; row < f->n_rows_max && status == FIRN_OK; row++) {
         firn_cache **caches = f->ready + (size_t)row * f->n_layers;
         const firn_token *tokens = f->tokens + (size_t)row * n_context;
-        status = make_row(f, caches, err);
-        if (status == FIRN_OK && o->n_depth > 0) {
+        const bool shares = row > 0 && o->shares_depth;
+        status = shares ? copy_row(f, f->deep, caches, err) : make_row(f, caches, err);
+        if (status == FIRN_OK && o->n_depth > 0 && !shares) {
             status = prefill(f, caches, tokens, o->n_depth, o->n_chunk, err);
         }
         if (status == FIRN_OK && row == 0) {
@@ -279,7 +280,8 @@ static firn_status run_decode(forward_bench *f, uint32_t n_rows, firn_token *ans
     return status;
 }
 
-/* Bytes a step reads: all packed weights once, and each row's keys and values at the middle of the run. */
+/* Bytes a step reads: all packed weights once, and each row's keys and values at the middle of the run; those of a
+ * shared depth once for all. */
 static uint64_t step_bytes(const forward_bench *f, uint32_t n_rows)
 {
     const firni_bench_options *o = &f->bench->options;
@@ -287,8 +289,9 @@ static uint64_t step_bytes(const forward_bench *f, uint32_t n_rows)
     for (uint32_t i = 0; i < f->n_layers; i++) {
         token_bytes += firn_cache_bytes_per_token(f->ready[i]);
     }
-    const uint64_t n_tokens = (uint64_t)o->n_depth + o->n_prompt + o->n_gen / 2;
-    return firn_model_get_info(f->model)->weight_bytes + n_rows * n_tokens * token_bytes;
+    const uint64_t n_own = (uint64_t)o->n_prompt + o->n_gen / 2;
+    const uint64_t n_tokens = (o->shares_depth ? 1 : n_rows) * (uint64_t)o->n_depth + n_rows * n_own;
+    return firn_model_get_info(f->model)->weight_bytes + n_tokens * token_bytes;
 }
 
 /* Steps 2 and 3 for one batch size: run 0 checks and warms up, the others are timed and checked. */

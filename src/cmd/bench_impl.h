@@ -37,6 +37,7 @@ typedef struct firni_bench_options {
     uint32_t n_prompt;      /* tokens of the timed prefill */
     uint32_t n_gen;         /* tokens each row generates; 0: no decode */
     uint32_t n_depth;       /* tokens before the prompt, not timed */
+    bool shares_depth;      /* they are the same ones in every row, held once */
     uint32_t n_runs;
     uint32_t batches[FIRNI_BENCH_BATCHES_MAX];
     uint32_t n_batches;

@@ -118,6 +118,8 @@ static int run(const firni_command *self, int argc, char **argv)
           .help = "rows decoding together, up to 8 numbers" },
         { .name = "depth", .kind = FIRNI_FLAG_U32, .target = &o->n_depth, .value_name = "TOKENS",
           .help = "tokens before the prompt", .min = 0, .max = 1048576 },
+        { .name = "share-depth", .kind = FIRNI_FLAG_BOOL, .target = &o->shares_depth,
+          .help = "rows share these tokens, as users share a system prompt" },
         { .name = "ttft", .kind = FIRNI_FLAG_U32, .target = &o->n_ttft, .value_name = "TOKENS",
           .help = "also: time to first token of such a prompt, cold, from RAM, from disk (0: no; at least 128)",
           .min = 0, .max = 1048576 },

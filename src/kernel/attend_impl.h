@@ -14,7 +14,8 @@
  *
  * The (query, head) pairs of a task are taken in batches, whose running state fits in the first-level cache; a batch
  * walks the 64-token tiles from the oldest to the newest, and each tile serves the batch in register tiles of up to
- * six pairs:
+ * six pairs. Pairs of several rows share a tile where their rows share its block: rows that began with the same prompt
+ * read it once, and since a pair's own sums do not depend on its company, with the same bits.
  *
  *   1. scores   s[pair][token]  = sum over d of q[pair][d] * K[d][token]      tile_impl.h: lanes are tokens
  *   2. softmax  scale, softcap, mask, new maximum, exp, sums in 16 lanes           on 4 vectors a pair
@@ -53,6 +54,7 @@ typedef struct attend_batch {
     uint32_t n_pairs;
     const float *q[ATTEND_PAIRS_MAX];
     float *out[ATTEND_PAIRS_MAX];
+    firni_attend_row rows[ATTEND_PAIRS_MAX];
     firni_visible visible[ATTEND_PAIRS_MAX];
     float max[ATTEND_PAIRS_MAX];
     float sums[ATTEND_PAIRS_MAX][LANES];
@@ -334,6 +336,7 @@ static void attend_batch_start(attend_batch *batch, uint32_t first_pair, uint32_
         const uint32_t head = (first_pair + i) % task->group_size;
         batch->q[i] = task->q + query * task->q_stride + (size_t)head * batch->head_dim;
         batch->out[i] = task->out + query * task->out_stride + (size_t)head * batch->value_dim;
+        batch->rows[i] = firni_attend_row_of(task, query);
         batch->visible[i] = firni_visible_tokens(task, query);
         batch->max[i] = FIRNI_SCORE_LOWEST;
     }
@@ -344,24 +347,43 @@ static void attend_batch_start(attend_batch *batch, uint32_t first_pair, uint32_
     }
 }
 
-static void attend_batch_tile(attend_batch *batch, uint32_t tile_index, uint32_t last_tile)
+FIRNI_INLINE bool attend_pair_sees(const attend_batch *batch, uint32_t pair, uint32_t tile_index)
 {
-    const firni_attend_task *task = batch->task;
-    firn_block *const *block = task->blocks + (tile_index - task->first_block);
+    const firni_visible visible = batch->visible[pair];
+    return visible.begin / ATTEND_TILE <= tile_index && tile_index <= (visible.end - 1) / ATTEND_TILE;
+}
+
+/* How many pairs from `first` on have this tile's block in common; those of one row always do. */
+static uint32_t attend_run(const attend_batch *batch, uint32_t first, uint32_t tile_index)
+{
+    if (batch->task->rows == NULL) {
+        return batch->n_pairs - first;
+    }
+    const firn_block *block = firni_attend_block(&batch->rows[first], tile_index);
+    uint32_t end = first + 1;
+    while (end < batch->n_pairs && attend_pair_sees(batch, end, tile_index) &&
+           firni_attend_block(&batch->rows[end], tile_index) == block) {
+        end++;
+    }
+    return end - first;
+}
+
+/* Pairs [first, first + n), in one tile of a block that all of them have. */
+static void attend_run_tile(attend_batch *batch, uint32_t first, uint32_t n, uint32_t tile_index, uint64_t seen)
+{
     const attend_storage *storage = batch->storage;
-    const uint8_t *data = firn_block_data(block[0]);
+    const firni_attend_row *row = &batch->rows[first];
+    const uint8_t *data = firn_block_data(firni_attend_block(row, tile_index));
     /* The next tile lies anywhere in memory. It is fetched while this one is used, each plane from its beginning to its
      * end, since processors follow a sequential stream further than the requests that one core may have open. */
-    const uint64_t seen = storage->seen != NULL ? storage->seen(batch, tile_index) : UINT64_MAX;
-    if (seen == 0) {
-        return;
-    }
-    const bool fetch = tile_index < last_tile && batch->n_pairs <= ATTEND_AHEAD_PAIRS_MAX;
-    const uint8_t *ahead = fetch ? firn_block_data(block[1]) : data;
+    const uint32_t last_tile = (batch->visible[first + n - 1].end - 1) / ATTEND_TILE;
+    const bool fetch = tile_index < last_tile && n <= ATTEND_AHEAD_PAIRS_MAX &&
+                       (batch->task->rows == NULL || attend_pair_sees(batch, first, tile_index + 1));
+    const uint8_t *ahead = fetch ? firn_block_data(firni_attend_block(row, tile_index + 1)) : data;
     attend_group group;
     group.seen = seen;
-    for (group.first = 0; group.first < batch->n_pairs; group.first += group.n) {
-        const uint32_t left = batch->n_pairs - group.first;
+    for (group.first = first; group.first < first + n; group.first += group.n) {
+        const uint32_t left = first + n - group.first;
         const uint32_t n_groups = (left + storage->group_pairs_max - 1) / storage->group_pairs_max;
         group.n = left / n_groups;
         if (!attend_group_ranges(batch, &group, tile_index * ATTEND_TILE)) {
@@ -373,6 +395,22 @@ static void attend_batch_tile(attend_batch *batch, uint32_t tile_index, uint32_t
             attend_rescale(batch, &group, rescale);
         }
         storage->values(batch, &group, rescale, data, ahead);
+    }
+}
+
+static void attend_batch_tile(attend_batch *batch, uint32_t tile_index)
+{
+    const uint64_t seen = batch->storage->seen != NULL ? batch->storage->seen(batch, tile_index) : UINT64_MAX;
+    if (seen == 0) {
+        return;
+    }
+    uint32_t n = 1;
+    for (uint32_t first = 0; first < batch->n_pairs; first += n) {
+        n = 1;
+        if (batch->task->rows == NULL || attend_pair_sees(batch, first, tile_index)) {
+            n = attend_run(batch, first, tile_index);
+            attend_run_tile(batch, first, n, tile_index, seen);
+        }
     }
 }
 
@@ -418,10 +456,14 @@ static void attend_walk(attend_batch *batch, uint32_t batch_pairs_max)
     assert(batch_pairs_max * batch->value_stride <= ATTEND_VALUES_MAX);
     for (uint32_t pair = 0; pair < n_pairs; pair += batch_pairs_max) {
         attend_batch_start(batch, pair, n_pairs - pair < batch_pairs_max ? n_pairs - pair : batch_pairs_max);
-        const uint32_t first_tile = batch->visible[0].begin / ATTEND_TILE;
-        const uint32_t last_tile = (batch->visible[batch->n_pairs - 1].end - 1) / ATTEND_TILE;
-        for (uint32_t i = first_tile; i <= last_tile; i++) {
-            attend_batch_tile(batch, i, last_tile);
+        uint32_t begin = batch->visible[0].begin;
+        uint32_t end = batch->visible[0].end;
+        for (uint32_t i = 1; i < batch->n_pairs; i++) {
+            begin = batch->visible[i].begin < begin ? batch->visible[i].begin : begin;
+            end = batch->visible[i].end > end ? batch->visible[i].end : end;
+        }
+        for (uint32_t i = begin / ATTEND_TILE; i <= (end - 1) / ATTEND_TILE; i++) {
+            attend_batch_tile(batch, i);
         }
         attend_batch_finish(batch, pair);
     }

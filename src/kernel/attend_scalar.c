@@ -55,6 +55,7 @@ static void attend_query_head(firni_scalar_attend *attend, uint32_t query, uint3
 {
     const firni_attend_task *task = attend->task;
     const firni_visible visible = firni_visible_tokens(task, query);
+    const firni_attend_row row = firni_attend_row_of(task, query);
     float *out = task->out + query * task->out_stride + (size_t)head * attend->value_dim;
     attend->q = task->q + query * task->q_stride + (size_t)head * attend->head_dim;
     if (attend->start != NULL) {
@@ -69,7 +70,7 @@ static void attend_query_head(firni_scalar_attend *attend, uint32_t query, uint3
         if (attend->seen == 0) {
             continue;
         }
-        walk_tile(&state, attend, firn_block_data(task->blocks[tile - task->first_block]), begin, end);
+        walk_tile(&state, attend, firn_block_data(firni_attend_block(&row, tile)), begin, end);
     }
     if (attend->finish != NULL) {
         attend->finish(attend, state.values);

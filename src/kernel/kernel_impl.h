@@ -138,17 +138,28 @@ typedef struct firni_latent_geometry {
     uint32_t index_offset_bytes;
 } firni_latent_geometry;
 
-/* n_queries consecutive queries of one row for one KV group: all group_size query heads that read kv_head.
+/* Where the row of a query lies: blocks[b] covers tokens [64 * (first_block + b), ...). */
+typedef struct firni_attend_row {
+    firn_block *const *blocks;
+    uint32_t first_block;
+    uint32_t position; /* of the query */
+} firni_attend_row;
+
+/* n_queries queries for one KV group, all group_size query heads that read kv_head: consecutive ones of one row, or one
+ * of each of several rows.
  *   q:   query i, head g at q + i * q_stride + g * head_dim
  *   out: likewise with out_stride and value_dim
  * Query i has position first_position + i; blocks[b] covers tokens [64 * (first_block + b), ...). Queries see tokens
- * [max(0, position - window + 1), position]; window 0 means all. */
+ * [max(0, position - window + 1), position]; window 0 means all.
+ * Several rows: rows[i] says the same of query i instead. A tile that is the same block in neighbouring rows is read
+ * once for them. */
 typedef struct firni_attend_task {
     const firni_plain_geometry *geometry; /* of attend_plain */
     const firni_quant_geometry *quant;    /* of attend_quant */
     const firni_latent_geometry *latent;  /* of attend_latent */
     firn_block *const *blocks;
     uint32_t first_block;
+    const firni_attend_row *rows; /* NULL, or [n_queries]: blocks, first_block and first_position are not read */
     uint32_t kv_head;
     uint32_t group_size;
     uint32_t n_queries;

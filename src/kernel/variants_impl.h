@@ -46,9 +46,23 @@ typedef struct firni_visible {
     uint32_t end;
 } firni_visible;
 
+FIRNI_INLINE firni_attend_row firni_attend_row_of(const firni_attend_task *task, uint32_t query)
+{
+    if (task->rows != NULL) {
+        return task->rows[query];
+    }
+    return (firni_attend_row){
+        .blocks = task->blocks, .first_block = task->first_block, .position = task->first_position + query};
+}
+
+FIRNI_INLINE const firn_block *firni_attend_block(const firni_attend_row *row, uint32_t tile_index)
+{
+    return row->blocks[tile_index - row->first_block];
+}
+
 FIRNI_INLINE firni_visible firni_visible_tokens(const firni_attend_task *task, uint32_t query)
 {
-    const uint32_t end = task->first_position + query + 1;
+    const uint32_t end = firni_attend_row_of(task, query).position + 1;
     return (firni_visible){.begin = task->window != 0 && end > task->window ? end - task->window : 0, .end = end};
 }
 
@@ -79,7 +93,7 @@ FIRNI_INLINE void firni_latent_task_check(const firni_attend_task *task)
     assert(task->latent->head_dim >= 1 && task->latent->head_dim <= FIRNI_HEAD_DIM_MAX);
     assert(task->latent->value_dim >= 1 && task->latent->value_dim <= task->latent->head_dim);
     assert(task->kv_head == 0 && task->window == 0 && task->first_block == 0);
-    assert(task->selected == NULL || (task->n_queries == 1 && task->n_selected >= 1));
+    assert(task->selected == NULL || (task->n_queries == 1 && task->rows == NULL && task->n_selected >= 1));
     assert(task->selected == NULL || task->selected[task->n_selected - 1] <= task->first_position);
     (void)task;
 }
@@ -91,7 +105,8 @@ FIRNI_INLINE void firni_attend_task_check(const firni_attend_task *task)
     assert(task->geometry->head_dim >= 1 && task->geometry->head_dim <= FIRNI_HEAD_DIM_MAX);
     assert(task->geometry->value_dim >= 1 && task->geometry->value_dim <= FIRNI_HEAD_DIM_MAX);
     assert(task->kv_head < task->geometry->n_kv_heads);
-    assert(task->n_queries == 0 || firni_visible_tokens(task, 0).begin / FIRN_BLOCK_TOKENS >= task->first_block);
+    assert(task->n_queries == 0 ||
+           firni_visible_tokens(task, 0).begin / FIRN_BLOCK_TOKENS >= firni_attend_row_of(task, 0).first_block);
     (void)task;
 }
 

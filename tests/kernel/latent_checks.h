@@ -112,6 +112,15 @@ static inline void checks_latent_round(variant_checks *checks, firn_pool *pool, 
         }
     }
     checks_equal(checks, a, b, n_queries * out_stride * sizeof(*a), "attend_latent", head_dim, g.value_dim, group_size);
+    if (!sparse) {
+        checks_rows rows;
+        checks_make_rows(checks, &task, a_blocks, b_blocks, n_tokens, &rows);
+        checks->variant->attend_latent(&task);
+        task.out = a;
+        checks->reference->attend_latent(&task);
+        checks_equal(checks, a, b, n_queries * out_stride * sizeof(*a), "attend_latent of rows", head_dim, g.value_dim,
+                     group_size);
+    }
     for (uint32_t i = 0; i < n_blocks; i++) {
         firn_block_release(a_blocks[i]);
         firn_block_release(b_blocks[i]);

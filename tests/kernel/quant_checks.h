@@ -134,6 +134,13 @@ static inline void checks_quant_round(variant_checks *checks, firn_pool *pool, u
         }
     }
     checks_equal_numbers(checks, a, b, n_queries * out_stride, "attend_quant", g.key_bits, g.value_bits, g.head_dim);
+    checks_rows rows;
+    checks_make_rows(checks, &task, a_blocks, b_blocks, n_tokens, &rows);
+    checks->variant->attend_quant(&task);
+    task.out = a;
+    checks->reference->attend_quant(&task);
+    checks_equal_numbers(checks, a, b, n_queries * out_stride, "attend_quant of rows", g.key_bits, g.value_bits,
+                         g.head_dim);
     for (uint32_t i = 0; i < n_blocks; i++) {
         firn_block_release(a_blocks[i]);
         firn_block_release(b_blocks[i]);

@@ -260,6 +260,32 @@ static inline uint32_t checks_dim(variant_checks *checks)
     return checks_random(checks) % 2 == 0 ? common[checks_random(checks) % 6] : checks_between(checks, 1, 70);
 }
 
+enum { CHECKS_QUERIES_MAX = 40, CHECKS_ROW_BLOCKS_MAX = 6 };
+
+/* Rows that began alike: row i has the blocks of `a` up to some tile and from there on those of `b`, which hold the same.
+ * Fills task->rows for the task's queries, at positions of their own. */
+typedef struct checks_rows {
+    firni_attend_row rows[CHECKS_QUERIES_MAX];
+    firn_block *lists[CHECKS_QUERIES_MAX][CHECKS_ROW_BLOCKS_MAX];
+} checks_rows;
+
+static inline void checks_make_rows(variant_checks *checks, firni_attend_task *task, firn_block *const *a,
+                                    firn_block *const *b, uint32_t n_tokens, checks_rows *rows)
+{
+    const uint32_t n_blocks = (n_tokens + 63) / 64;
+    for (uint32_t i = 0; i < task->n_queries; i++) {
+        const uint32_t n_common = checks_between(checks, 0, 3) == 0 ? 0 : checks_between(checks, 0, n_blocks);
+        for (uint32_t t = 0; t < n_blocks; t++) {
+            rows->lists[i][t] = t < n_common ? a[t] : b[t];
+        }
+        const uint32_t position = checks_between(checks, 0, n_tokens - 1);
+        const uint32_t begin = task->window != 0 && position + 1 > task->window ? position + 1 - task->window : 0;
+        rows->rows[i] = (firni_attend_row){
+            .blocks = rows->lists[i] + begin / 64, .first_block = begin / 64, .position = position};
+    }
+    task->rows = rows->rows;
+}
+
 static inline void checks_attention_round(variant_checks *checks, firn_pool *pool, unsigned round)
 {
     enum { BLOCKS_MAX = 6 };
@@ -338,6 +364,12 @@ static inline void checks_attention_round(variant_checks *checks, firn_pool *poo
     task.out = b;
     checks->variant->attend_plain(&task);
     checks_equal(checks, a, b, n_queries * out_stride * sizeof(*a), "attend_plain", dtype, head_dim, value_dim);
+    checks_rows rows;
+    checks_make_rows(checks, &task, a_blocks, b_blocks, n_tokens, &rows);
+    checks->variant->attend_plain(&task);
+    task.out = a;
+    checks->reference->attend_plain(&task);
+    checks_equal(checks, a, b, n_queries * out_stride * sizeof(*a), "attend_plain of rows", dtype, head_dim, n_queries);
     for (size_t i = 0; i < n_queries * out_stride; i++) {
         if (!isfinite(a[i]) && checks->n_failed++ < 8) {
             printf("%s: attention is not finite\n", checks->reference->name);

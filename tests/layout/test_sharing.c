@@ -147,12 +147,79 @@ static void filtered_rows_give_their_memory_back(void **state)
     rig_for_each_layout(check_filtered);
 }
 
+/* One decode step of rows that began with the same 300 tokens, but for one among them; some went on further. */
+static void check_shared_decode(const firn_cache_options *options)
+{
+    enum { N = 9, N_COMMON = 300, STRANGER = 3 };
+    static const uint32_t n_own[N] = { 0, 1, 20, 5, 21, 84, 64, 85, 0 };
+    firn_pool *pool = rig_pool(RIG_BIG_BUDGET, NULL);
+    const rig_tokens common = rig_sequence(100, N_COMMON);
+    firn_cache *trunk = rig_fresh(options, pool, &common);
+    rig_tokens tokens[N];
+    firn_cache *serial[N];
+    for (uint32_t r = 0; r < N; r++) {
+        tokens[r] = rig_sequence(r, N_COMMON + n_own[r] + 1);
+        if (r == STRANGER) {
+            serial[r] = rig_cache(options, pool);
+            assert_ok(firn_cache_add_row(serial[r], NULL));
+            assert_ok(rig_feed_row(serial[r], 0, tokens[r].id, N_COMMON, NULL));
+        } else {
+            memcpy(tokens[r].id, common.id, N_COMMON * sizeof common.id[0]);
+            assert_ok(firn_cache_extract_row(trunk, 0, &serial[r], NULL));
+        }
+        assert_ok(rig_feed_row(serial[r], 0, tokens[r].id + N_COMMON, n_own[r], NULL));
+        firn_cache_settle(serial[r]);
+    }
+    firn_cache *batch;
+    assert_ok(firn_cache_make_empty(trunk, &batch, NULL));
+    assert_ok(firn_cache_merge_rows(batch, (const firn_cache *const *)serial, N, NULL));
+    uint64_t ids[N];
+    uint32_t counts[N];
+    for (uint32_t r = 0; r < N; r++) {
+        ids[r] = tokens[r].id[tokens[r].n - 1];
+        counts[r] = 1;
+    }
+    assert_ok(rig_feed(batch, ids, counts, NULL, NULL));
+    for (uint32_t n_threads = 0; n_threads < 4; n_threads++) {
+        firn_workers *workers = NULL;
+        if (n_threads > 0) {
+            assert_ok(firn_workers_create(n_threads, NULL, &workers, NULL));
+        }
+        size_t n_floats;
+        float *together = rig_attend(batch, NULL, ids, counts, workers, &n_floats);
+        for (uint32_t r = 0; r < N; r++) {
+            size_t n_alone;
+            firn_cache *fresh = rig_fed(options, pool, &tokens[r]);
+            float *alone = rig_attend(fresh, NULL, &ids[r], &counts[r], NULL, &n_alone);
+            assert_int_equal(n_alone * N, n_floats);
+            assert_memory_equal(together + r * n_alone, alone, n_alone * sizeof *alone);
+            free(alone);
+            firn_cache_destroy(fresh);
+        }
+        free(together);
+        firn_workers_destroy(workers);
+    }
+    for (uint32_t r = 0; r < N; r++) {
+        firn_cache_destroy(serial[r]);
+    }
+    firn_cache_destroy(batch);
+    firn_cache_destroy(trunk);
+    firn_pool_destroy(pool);
+}
+
+static void rows_that_share_blocks_decode_with_the_bits_they_have_alone(void **state)
+{
+    (void)state;
+    rig_for_each_layout(check_shared_decode);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(merging_32_long_rows_copies_nothing),
         cmocka_unit_test(an_extracted_row_of_64_pins_its_own_bytes_only),
         cmocka_unit_test(filtered_rows_give_their_memory_back),
+        cmocka_unit_test(rows_that_share_blocks_decode_with_the_bits_they_have_alone),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
