@@ -67,7 +67,7 @@ firn_status firn_disk_visit(firn_tier *tier, bool (*visit)(void *ctx, const firn
                             firn_error *err);
 /* Reads and verifies every record; counts those that fail and quarantines them when this process is the writer. */
 firn_status firn_disk_verify(firn_tier *tier, uint64_t *n_good, uint64_t *n_bad, firn_error *err);
-/* Asserts that index, segments and byte accounting agree. For tests; call when no store is running. */
+/* Asserts that index, segments and byte accounting agree. For tests; stores wait meanwhile. */
 firn_status firn_disk_check(firn_tier *tier, firn_error *err);
 
 #ifdef __cplusplus

@@ -267,7 +267,10 @@ static firn_flush_report flush(firn_tier *tier, uint64_t bound_ns)
         firni_code code = firni_segments_sync_all(&volume->segments);
         reason = firni_disk_upkeep(disk, volume);
         if (code == 0) {
-            code = mdb_env_sync(volume->index.env, 1);
+            code = firni_volume_settle(volume);
+        }
+        if (code == 0) {
+            firni_volume_punch(volume);
         }
         pthread_mutex_unlock(&disk->writer);
         if (code != 0) {

@@ -1,7 +1,8 @@
 /*
  * The books of a store, audited: what every transaction keeps true, checked against a full walk and against the disk.
  *
- * Owns no state; for tests and `firn` inspection. One snapshot of the index is read; no store may run meanwhile.
+ * Owns no state; for tests and `firn` inspection. Holds the writer's lock throughout: the tier's own upkeep would change
+ * the books between two looks at them.
  */
 #include <assert.h>
 #include <errno.h>
@@ -231,6 +232,7 @@ firn_status firn_disk_check(firn_tier *tier, firn_error *err)
         return firni_fail(err, FIRN_ERR_IO, "%s cannot be read now (%s)", disk->dir, firn_reason_name(reason));
     }
     firn_status status = FIRN_OK;
+    pthread_mutex_lock(&disk->writer);
     if (firni_index_begin(&job.volume->index, true, &job.txn) != 0) {
         status = fail(&job, "the index cannot be read", 0);
     }
@@ -254,6 +256,7 @@ firn_status firn_disk_check(firn_tier *tier, firn_error *err)
     if (status == FIRN_OK) {
         status = check_bytes(&job);
     }
+    pthread_mutex_unlock(&disk->writer);
     firni_free(disk->env, job.list);
     firni_disk_leave(disk, job.volume);
     return status;

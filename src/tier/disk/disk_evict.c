@@ -187,7 +187,9 @@ static firni_code evict_batch(batch *job)
         return code;
     }
     firni_volume_holes_committed(volume);
-    for (uint32_t i = 0; i < job->n_emptied; i++) {
+    /* Room is wanted now. Where the sync fails, files and holes stay for the next process to give back. */
+    const bool is_settled = firni_volume_settle(volume) == 0;
+    for (uint32_t i = 0; i < job->n_emptied && is_settled; i++) {
         firni_volume_unlink_segment(volume, job->emptied[i]);
     }
     firni_volume_punch(volume);
@@ -217,6 +219,13 @@ static firn_reason evict_until_fits(firni_disk *disk, firni_volume *volume, uint
                                     uint32_t n_new)
 {
     const uint64_t n_entries_max = firni_index_entries_max(disk->options.budget_bytes);
+    if (deficit(disk, volume, n_bytes, n_changed) > 0 && firni_volume_has_waiting_holes(volume)) {
+        const firni_code code = firni_volume_settle(volume); /* what is on its way back already may be enough */
+        if (code != 0) {
+            return firni_disk_failed(disk, volume, code, "syncing the index");
+        }
+        firni_volume_punch(volume);
+    }
     for (;;) {
         const uint64_t n_bytes_over = deficit(disk, volume, n_bytes, n_changed);
         const uint64_t n_entries = atomic_load(&volume->n_entries) + n_new;

@@ -67,6 +67,7 @@ typedef struct firni_segment {
     uint64_t end;            /* where the next record goes; writer only */
     uint64_t physical_bytes;
     bool is_unsynced;        /* written without a sync since */
+    bool is_inherited;       /* a former process may have left it so */
     bool is_removed;         /* unlinked; goes with its last user */
 } firni_segment;
 
@@ -100,7 +101,7 @@ uint64_t firni_segment_end(firni_segments *segments, uint32_t id); /* 0 when the
 uint64_t firni_segments_physical_bytes(firni_segments *segments);
 uint32_t firni_segments_count(firni_segments *segments);
 void firni_segments_measure(firni_segments *segments); /* asks for each file again */
-/* Syncs whatever was written without one. */
+/* Syncs whatever was written without one, by this process or by those before it. */
 firni_code firni_segments_sync_all(firni_segments *segments);
 /* Parses "seg-NNNNNNNN.firn"; 0 when the name is another. */
 uint32_t firni_segment_id_of(const char *name);
@@ -144,6 +145,8 @@ typedef struct firni_segment_info {
 
 firn_status firni_index_open(firni_index *index, const char *dir, bool read_only, uint64_t budget_bytes,
                              firn_error *err);
+/* Whether the index is a file that was never finished: a power failure while it was made. */
+bool firni_index_is_torn(const char *dir);
 void firni_index_close(firni_index *index);
 firni_code firni_index_begin(const firni_index *index, bool read_only, MDB_txn **out);
 uint64_t firni_index_physical_bytes(const firni_index *index, const firn_env *env, const char *dir);
@@ -209,6 +212,7 @@ bool firni_entry_decode(const void *bytes, size_t n_bytes, firni_entry *out);
 /* A range that no entry names. */
 typedef struct firni_hole {
     firni_place place;
+    uint64_t commit;             /* the commit that unnamed it; 0: no commit ever named it */
     bool is_logged, is_punched;
 } firni_hole;
 
@@ -231,6 +235,9 @@ typedef struct firni_volume {
     firni_hole *holes;
     uint32_t n_holes, holes_capacity;
     bool cannot_punch;           /* the file system has no holes: space returns with whole segments */
+    bool sync_always;            /* each commit is durable when it returns */
+    uint64_t n_commits;          /* since attaching */
+    uint64_t n_durable;          /* of these, the first that no power failure can undo any more */
 } firni_volume;
 
 typedef struct firni_volume_options {
@@ -258,7 +265,11 @@ void firni_volume_add_hole(firni_volume *volume, const firni_place *place);
  * firni_volume_holes_committed, then firni_volume_punch. */
 firni_code firni_volume_log_holes(const firni_volume *volume, MDB_txn *txn);
 void firni_volume_holes_committed(firni_volume *volume);
+/* Punches the holes whose commit is durable. */
 void firni_volume_punch(firni_volume *volume);
+/* Makes all commits durable, so that no hole has to wait. */
+firni_code firni_volume_settle(firni_volume *volume);
+bool firni_volume_has_waiting_holes(const firni_volume *volume);
 /* Inside a transaction: forgets the segment when no entry is left in it and it is not being appended to. *dropped says
  * whether its file is to be unlinked after the commit (firni_volume_unlink_segment). */
 firni_code firni_volume_drop_if_empty(const firni_volume *volume, MDB_txn *txn, uint32_t id, bool *dropped);

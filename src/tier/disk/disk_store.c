@@ -8,7 +8,7 @@
  *   5. write the new records and sync them;
  *   6. in one index transaction: name them, remove what they replace and the tails that they continue, move the whole
  *      chain up in recency;
- *   7. punch what was removed.
+ *   7. punch what was removed, once that commit is durable (holes.c).
  *
  * Until the commit of 6 nothing is visible; when anything fails before, what was written becomes a hole.
  *
@@ -192,7 +192,7 @@ static firni_code commit(firni_store_job *job)
         return code;
     }
     firni_volume_holes_committed(volume);
-    if (dropped) {
+    if (dropped && firni_volume_settle(volume) == 0) {
         firni_volume_unlink_segment(volume, job->segment_before);
     }
     firni_volume_punch(volume);
@@ -265,6 +265,18 @@ static firn_reason write_and_commit(firni_store_job *job)
     return FIRN_REASON_NONE;
 }
 
+/* Whether something of a chain that is all there has used up half of its time to live. A use that is only noted would let
+ * it expire in spite of this store, should the process die; so close to the end it is committed. */
+static bool is_ageing(const firni_store_job *job)
+{
+    const uint64_t now = firni_wall_ns(job->disk->env), half_ns = job->disk->options.ttl_ns / 2;
+    uint64_t oldest = job->touches_checkpoint ? job->handle->checkpoint.stamp : UINT64_MAX;
+    for (uint32_t i = 0; i < job->n_blocks; i++) {
+        oldest = job->handle->entries[i].stamp < oldest ? job->handle->entries[i].stamp : oldest;
+    }
+    return half_ns > 0 && oldest < now && now - oldest > half_ns;
+}
+
 /* With the writer's lock and the volume. */
 static firn_reason store(firni_store_job *job)
 {
@@ -279,7 +291,7 @@ static firn_reason store(firni_store_job *job)
     if (code != 0) {
         return firni_disk_failed(disk, job->volume, code, "reading the index");
     }
-    if (n_all(job) == 0) {
+    if (n_all(job) == 0 && !is_ageing(job)) {
         firni_handle_note_use(disk, job->handle); /* all there: the use is written down with the next change */
         return FIRN_REASON_NONE;
     }

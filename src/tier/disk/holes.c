@@ -6,6 +6,12 @@
  * process that dies in between leaves a log that the next one punches again. A range is never used a second time, so
  * punching twice does no harm.
  *
+ * A power failure may undo the last commit of the index, and must then find the bytes of what that commit unnamed. So a
+ * hole waits until its commit is durable: until the next commit, whose sync covers the one before, or until somebody who
+ * needs the room asks for a sync (firni_volume_settle).
+ *
+ *      commit n: a record is unnamed, its range logged     commit n+1: n is durable, the range is punched
+ *
  * All functions: the caller holds the writer's lock.
  */
 #include <assert.h>
@@ -50,11 +56,15 @@ firni_code firni_volume_log_holes(const firni_volume *volume, MDB_txn *txn)
 
 void firni_volume_holes_committed(firni_volume *volume)
 {
+    volume->n_commits++;
+    volume->n_durable = volume->sync_always ? volume->n_commits : volume->n_commits - 1;
     uint32_t n_kept = 0;
     for (uint32_t i = 0; i < volume->n_holes; i++) {
         if (!volume->holes[i].is_punched) {
-            volume->holes[n_kept] = volume->holes[i];
-            volume->holes[n_kept++].is_logged = true;
+            firni_hole *kept = &volume->holes[n_kept++];
+            *kept = volume->holes[i];
+            kept->commit = kept->is_logged ? kept->commit : volume->n_commits;
+            kept->is_logged = true;
         }
     }
     volume->n_holes = n_kept;
@@ -64,12 +74,31 @@ void firni_volume_punch(firni_volume *volume)
 {
     for (uint32_t i = 0; i < volume->n_holes && !volume->cannot_punch; i++) {
         firni_hole *hole = &volume->holes[i];
-        if (!hole->is_punched) {
+        if (!hole->is_punched && hole->commit <= volume->n_durable) {
             const firni_code code = firni_segment_punch(&volume->segments, &hole->place);
             hole->is_punched = code == 0;
             volume->cannot_punch = code == EOPNOTSUPP;
         }
     }
+}
+
+firni_code firni_volume_settle(firni_volume *volume)
+{
+    const firni_code code = mdb_env_sync(volume->index.env, 1);
+    if (code == 0) {
+        volume->n_durable = volume->n_commits;
+    }
+    return code;
+}
+
+bool firni_volume_has_waiting_holes(const firni_volume *volume)
+{
+    for (uint32_t i = 0; i < volume->n_holes; i++) {
+        if (volume->holes[i].commit > volume->n_durable) {
+            return true;
+        }
+    }
+    return false;
 }
 
 firni_code firni_volume_drop_if_empty(const firni_volume *volume, MDB_txn *txn, uint32_t id, bool *dropped)

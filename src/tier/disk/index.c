@@ -156,6 +156,19 @@ firn_status firni_index_open(firni_index *index, const char *dir, bool read_only
     return FIRN_OK;
 }
 
+bool firni_index_is_torn(const char *dir)
+{
+    char path[FIRNI_DISK_PATH_MAX];
+    (void)snprintf(path, sizeof path, "%s/index", dir);
+    MDB_env *env = NULL;
+    firni_code code = mdb_env_create(&env);
+    if (code == 0) {
+        code = mdb_env_open(env, path, MDB_NOTLS | MDB_RDONLY, 0600);
+        mdb_env_close(env);
+    }
+    return code == MDB_INVALID;
+}
+
 void firni_index_close(firni_index *index)
 {
     if (index->env != NULL) {

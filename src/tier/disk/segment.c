@@ -263,6 +263,7 @@ firni_code firni_segments_adopt(firni_segments *segments, uint32_t id, uint64_t 
         pthread_mutex_lock(&segments->mutex);
         firni_segment *segment = find_locked(segments, id);
         set_physical_locked(segments, segment, stat.physical_bytes);
+        segment->is_inherited = !segments->read_only;
         segment->end = firni_round_up(stat.size_bytes > end ? stat.size_bytes : end, FIRNI_RECORD_ALIGN);
         pthread_mutex_unlock(&segments->mutex);
     }
@@ -357,7 +358,9 @@ firni_code firni_segment_sync(firni_segments *segments, uint32_t id)
     code = -io->datasync(io->ctx, fd);
     if (code == 0) {
         pthread_mutex_lock(&segments->mutex);
-        find_locked(segments, id)->is_unsynced = false;
+        firni_segment *segment = find_locked(segments, id);
+        segment->is_unsynced = false;
+        segment->is_inherited = false;
         pthread_mutex_unlock(&segments->mutex);
     }
     firni_segment_leave(segments, id);
@@ -370,7 +373,8 @@ firni_code firni_segments_sync_all(firni_segments *segments)
         uint32_t id = 0;
         pthread_mutex_lock(&segments->mutex);
         for (uint32_t i = 0; i < segments->n && id == 0; i++) {
-            id = segments->list[i].is_unsynced && !segments->list[i].is_removed ? segments->list[i].id : 0;
+            const firni_segment *segment = &segments->list[i];
+            id = (segment->is_unsynced || segment->is_inherited) && !segment->is_removed ? segment->id : 0;
         }
         pthread_mutex_unlock(&segments->mutex);
         if (id == 0) {

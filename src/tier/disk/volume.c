@@ -7,7 +7,8 @@
  * Attaching, in this order:
  *   1. list the directory: without our marker it must hold nothing foreign;
  *   2. open firn.lock, lock it, and write or compare the marker;
- *   3. open the index;
+ *   3. open the index, and sync it: what follows is done to files that a commit no longer names, which no power failure
+ *      may undo any more;
  *   4. for each segment file: unknown to the index -> unlink; longer than the index says -> punch the surplus;
  *   5. punch the holes that the log still names.
  * None of it depends on the number of records.
@@ -96,8 +97,9 @@ static firn_status check_marker(const firni_volume *volume, bool *is_new, firn_e
     if (n < 0) {
         return firni_fail_os(err, (int)-n, "cannot read %s/firn.lock", volume->dir);
     }
-    /* A beginning of the marker is what a crash while writing it leaves. */
+    /* A beginning of the marker is what a crash while writing it leaves, or the room for it without its bytes. */
     *is_new = n < (int64_t)sizeof text - 1 && memcmp(text, FIRNI_DISK_MARKER, (size_t)n) == 0;
+    *is_new = *is_new || text[0] == '\0';
     if (!*is_new && strcmp(text, FIRNI_DISK_MARKER) != 0) {
         return firni_fail(err, FIRN_ERR_FORMAT, "%s belongs to another version or program; choose another directory",
                           volume->dir);
@@ -254,6 +256,44 @@ static int make_index_lock(const firni_volume *volume)
     return code;
 }
 
+/* The name of the directory has to be as durable as what lies in it. Who may not read the parent cannot sync it, and has
+ * not made the directory either. */
+static int sync_parent(const firni_volume *volume)
+{
+    const firn_io *io = firni_io(volume->env);
+    char path[FIRNI_DISK_PATH_MAX];
+    (void)snprintf(path, sizeof path, "%s/..", volume->dir);
+    const int code = io->sync_dir(io->ctx, path);
+    return code == -EACCES || code == -EPERM ? 0 : code;
+}
+
+/* A power failure while the index was made leaves a file that LMDB refuses. As long as there is no segment it names
+ * nothing, and is made anew. */
+static firn_status drop_torn_index(const firni_volume *volume, const listing *list, firn_error *err)
+{
+    if (list->n_segments > 0 || !firni_index_is_torn(volume->dir)) {
+        return FIRN_OK;
+    }
+    const firn_io *io = firni_io(volume->env);
+    char path[FIRNI_DISK_PATH_MAX];
+    (void)snprintf(path, sizeof path, "%s/index/data.mdb", volume->dir);
+    const int code = io->unlink(io->ctx, path);
+    return code == 0 ? FIRN_OK : firni_fail_os(err, -code, "cannot remove the unfinished index %s", path);
+}
+
+/* Creation and all commits of former processes, so that recovery may act on what they say. */
+static firn_status settle_index(firni_volume *volume, firn_error *err)
+{
+    const firn_io *io = firni_io(volume->env);
+    char path[FIRNI_DISK_PATH_MAX];
+    (void)snprintf(path, sizeof path, "%s/index", volume->dir);
+    int code = -io->sync_dir(io->ctx, path);
+    if (code == 0) {
+        code = firni_volume_settle(volume);
+    }
+    return code == 0 ? FIRN_OK : firni_fail_os(err, code, "cannot sync the index %s", path);
+}
+
 /* The index folder, and modes that do not depend on the umask or on who made the directory. */
 static firn_status make_private(const firni_volume *volume, firn_error *err)
 {
@@ -270,6 +310,9 @@ static firn_status make_private(const firni_volume *volume, firn_error *err)
     }
     if (code == 0) {
         code = io->sync_dir(io->ctx, volume->dir);
+    }
+    if (code == 0) {
+        code = sync_parent(volume);
     }
     if (code == 0) {
         code = make_index_lock(volume);
@@ -293,6 +336,7 @@ firn_status firni_volume_open(const firni_volume_options *options, const firn_en
     volume->env = env;
     volume->dir = options->dir;
     volume->read_only = options->read_only;
+    volume->sync_always = options->sync_always;
     volume->lock_fd = -1;
     firni_segments_init(&volume->segments, env, options->dir, options->read_only, options->buffered);
     const firn_io *io = firni_io(env);
@@ -309,11 +353,17 @@ firn_status firni_volume_open(const firni_volume_options *options, const firn_en
     if (status == FIRN_OK && !options->read_only) {
         status = make_private(volume, err);
     }
+    if (status == FIRN_OK && !options->read_only) {
+        status = drop_torn_index(volume, &list, err);
+    }
     if (status == FIRN_OK) {
         status = firni_index_open(&volume->index, options->dir, options->read_only, options->budget_bytes, err);
     }
     if (status == FIRN_OK && options->sync_always) {
         (void)mdb_env_set_flags(volume->index.env, MDB_NOMETASYNC, 0);
+    }
+    if (status == FIRN_OK && !options->read_only) {
+        status = settle_index(volume, err);
     }
     if (status == FIRN_OK) {
         status = recover(volume, &list, last_stamp, err);

@@ -1,0 +1,330 @@
+/*
+ * Power failures: runs of the tier are written down call by call, LMDB's included, and for each of many moments the disk
+ * is put into one of the states that it may be found in (crash_model.h). The tier opens every one of them: no wrong byte
+ * is restored, what was durable is there, the books are those of the disk, and opening reads no record.
+ *
+ * A run is a chain of processes on one directory: each stores, looks, waits and flushes for a while, and then closes or
+ * dies. So a crash may also come after a kill, while the files are still as the dead process left them in memory.
+ *
+ * FIRN_CRASHES: how many crashes (2000). FIRN_CRASH_RUN: from which run on (0); a failure says which one it was.
+ */
+#define _GNU_SOURCE /* dl_iterate_phdr, O_DIRECT, fallocate */
+#include <inttypes.h>
+#include <sys/wait.h>
+
+#include "tier/crash_model.h"
+#include "tier/tier_fixture.h"
+
+#define N_SEQUENCES     5u
+#define LENGTH_MAX      230u
+#define LEGS_MAX        4u
+#define STEPS_MAX       9u
+#define CRASHES_PER_RUN 40u
+#define CRASHES_DEFAULT 2000u
+#define TTL_NS          UINT64_C(3600000000000)
+#define ACKS_MAX        256u
+
+/* What a run of a kind promises. */
+typedef struct run_kind {
+    const char *name;
+    fixture_options geometry;
+    firn_disk_options disk;
+} run_kind;
+
+static const run_kind kinds[] = {
+    { .name = "batch", .disk = { .segment_bytes = 96u << 10 } },
+    { .name = "always", .disk = { .segment_bytes = 96u << 10, .durability = FIRN_DURABILITY_ALWAYS } },
+    { .name = "batch, all families", .geometry = { .schema = FIXTURE_ALL }, .disk = { .segment_bytes = 160u << 10 } },
+    { .name = "none", .disk = { .segment_bytes = 96u << 10, .durability = FIRN_DURABILITY_NONE } },
+    { .name = "batch, expiring", .disk = { .segment_bytes = 64u << 10, .ttl_ns = TTL_NS } },
+    { .name = "always, all families, expiring",
+      .geometry = { .schema = FIXTURE_ALL },
+      .disk = { .segment_bytes = 96u << 10, .durability = FIRN_DURABILITY_ALWAYS, .ttl_ns = TTL_NS } },
+    { .name = "none, all families", .geometry = { .schema = FIXTURE_ALL },
+      .disk = { .segment_bytes = 160u << 10, .durability = FIRN_DURABILITY_NONE } },
+    { .name = "batch, buffered", .disk = { .segment_bytes = 96u << 10, .buffered = true } },
+};
+#define N_KINDS (sizeof kinds / sizeof kinds[0])
+
+static firn_token sequences[N_SEQUENCES][LENGTH_MAX + 1];
+static char last_crash[200]; /* where the test is; printed when it fails */
+
+/* ---- a run, in children ------------------------------------------------------------------------------------------ */
+
+typedef enum event { EVENT_STORING = 1, EVENT_STORED, EVENT_NAMED, EVENT_FLUSHED, EVENT_HOURS } event;
+
+static uint64_t mark_of(event what, uint32_t sequence, uint32_t n)
+{
+    return (uint64_t)what << 48 | (uint64_t)sequence << 32 | n;
+}
+
+/* One process of the run: some steps, then the orderly end, or none. */
+static void leg(const run_kind *kind, const char *dir, uint64_t seed, uint64_t hours)
+{
+    test_rng rng = { .state = seed };
+    test_world world;
+    test_world_init(&world);
+    world.clock_offset_ns = hours * TTL_NS;
+    fixture fix;
+    fixture_init(&fix, &world.env, &kind->geometry);
+    firn_tier *tier = fixture_open(&fix, dir, &kind->disk);
+    firn_tier_stats stats;
+    firn_tier_get_stats(tier, &stats);
+    const uint32_t n_steps = 1 + test_rng_below(&rng, STEPS_MAX);
+    for (uint32_t i = 0; i < n_steps; i++) {
+        const uint32_t sequence = test_rng_below(&rng, N_SEQUENCES);
+        const uint32_t n = 1 + test_rng_below(&rng, LENGTH_MAX);
+        firn_reason reason;
+        switch (test_rng_below(&rng, 8)) {
+        case 0: (void)fixture_fetch(&fix, tier, NULL, sequences[sequence], LENGTH_MAX + 1, &reason); break;
+        case 1:
+            if (firn_tier_flush(tier, UINT64_C(10000000000)).durable) {
+                seam_mark(mark_of(EVENT_FLUSHED, 0, 0));
+            }
+            break;
+        case 2:
+            if (kind->disk.ttl_ns > 0) {
+                seam_mark(mark_of(EVENT_HOURS, 0, 2)); /* everything there is has expired */
+                world.clock_offset_ns += 2 * TTL_NS;
+            }
+            break;
+        default: {
+            const uint64_t n_written_before = stats.written_bytes;
+            seam_mark(mark_of(EVENT_STORING, sequence, n));
+            if (fixture_store(&fix, tier, NULL, sequences[sequence], n) != FIRN_REASON_NONE) {
+                _exit(3);
+            }
+            firn_tier_get_stats(tier, &stats);
+            seam_mark(mark_of(stats.written_bytes > n_written_before ? EVENT_NAMED : EVENT_STORED, sequence, n));
+        }
+        }
+    }
+    if (test_rng_below(&rng, 2) == 0) {
+        firn_tier_destroy(tier);
+        seam_mark(mark_of(EVENT_FLUSHED, 0, 0));
+    }
+    seam_enter(); /* the tier's threads may be in the middle of a call */
+    _exit(0);
+}
+
+/* Hours that have passed by the end of the log. */
+static uint64_t hours_of(const seam_log *log)
+{
+    uint64_t hours = 0;
+    for (uint32_t i = 0; i < log->n_ops; i++) {
+        if (log->ops[i].kind == SEAM_MARK && log->ops[i].at >> 48 == EVENT_HOURS) {
+            hours += log->ops[i].at & UINT32_MAX;
+        }
+    }
+    return hours;
+}
+
+static void record_run(const run_kind *kind, const char *parent, seam_log *log, test_rng *rng)
+{
+    char dir[600];
+    (void)snprintf(dir, sizeof dir, "%s/cache", parent);
+    const uint32_t n_legs = 1 + test_rng_below(rng, LEGS_MAX);
+    for (uint32_t i = 0; i < n_legs; i++) {
+        const uint64_t seed = test_rng_u64(rng);
+        fflush(NULL);
+        const pid_t child = fork();
+        assert_true(child >= 0);
+        if (child == 0) {
+            seam.log = log;
+            seam_leave(); /* of the process before */
+            seam_watch(parent);
+            leg(kind, dir, seed, hours_of(log));
+        }
+        int status;
+        assert_int_equal(waitpid(child, &status, 0), child);
+        assert_true(WIFEXITED(status));
+        assert_int_equal(WEXITSTATUS(status), 0);
+    }
+}
+
+/* ---- what was promised by a moment ------------------------------------------------------------------------------- */
+
+typedef struct ack {
+    uint32_t sequence, n_tokens;
+    bool is_durable;
+} ack;
+
+typedef struct promises {
+    firn_durability durability;
+    ack acks[ACKS_MAX];
+    uint32_t n;
+    uint64_t hours;
+} promises;
+
+/* docs/FAULT_MODEL.md: with `always` a store is durable when it returns, with `batch` once another commit of the index
+ * has followed, with `none` after a flush and until the next store, which may replace a tail by bytes that are not
+ * synced. */
+static void note_event(promises *made, uint64_t mark)
+{
+    const event what = (event)(mark >> 48);
+    bool all_durable = what == EVENT_FLUSHED;
+    if (what == EVENT_HOURS) {
+        made->n = 0;
+        made->hours += mark & UINT32_MAX;
+    } else if (what == EVENT_STORED || what == EVENT_NAMED) {
+        for (uint32_t i = 0; i < made->n && made->durability == FIRN_DURABILITY_BATCH && what == EVENT_NAMED; i++) {
+            made->acks[i].is_durable = true;
+        }
+        assert_true(made->n < ACKS_MAX);
+        made->acks[made->n++] = (ack){ .sequence = (uint32_t)(mark >> 32) & 0xffffu, .n_tokens = (uint32_t)mark };
+        all_durable = made->durability == FIRN_DURABILITY_ALWAYS;
+    }
+    const bool none_durable = what == EVENT_STORING && made->durability == FIRN_DURABILITY_NONE;
+    for (uint32_t i = 0; i < made->n; i++) {
+        made->acks[i].is_durable = (made->acks[i].is_durable || all_durable) && !none_durable;
+    }
+}
+
+/* ---- after the crash --------------------------------------------------------------------------------------------- */
+
+/* Everything a new process must find; `goes_on`: also that it can be written to. */
+static void check_image(const run_kind *kind, const char *image, const promises *made, bool goes_on, uint32_t *n_found)
+{
+    test_world world;
+    test_world_init(&world);
+    world.clock_offset_ns = made->hours * TTL_NS;
+    fixture fix;
+    fixture_init(&fix, &world.env, &kind->geometry);
+    char dir[600];
+    (void)snprintf(dir, sizeof dir, "%s/cache", image);
+    firn_tier *tier = fixture_open(&fix, dir, &kind->disk);
+    assert_true(world.read_bytes < 4096); /* the marker; no record */
+    fixture_check(tier);
+    for (uint32_t i = 0; i < made->n; i++) {
+        const ack *one = &made->acks[i];
+        if (one->is_durable) {
+            const firn_match match = firn_tier_find_exact(tier, sequences[one->sequence], one->n_tokens, NULL);
+            if (match.handle == NULL) {
+                fail_msg("%u tokens of sequence %u were durable and are a miss: %s", one->n_tokens, one->sequence,
+                         firn_reason_name(match.reason));
+            }
+            firn_restored restored;
+            const firn_reason reason = firn_tier_restore(tier, match.handle, 0, &restored);
+            if (reason != FIRN_REASON_NONE) {
+                fail_msg("%u tokens of sequence %u were durable and are not restored: %s", one->n_tokens,
+                         one->sequence, firn_reason_name(reason));
+            }
+            fixture_assert_state(&fix, &restored, sequences[one->sequence], one->n_tokens);
+            firn_restored_deinit(&restored);
+            firn_tier_release(tier, match.handle);
+        }
+    }
+    firn_reason reason;
+    for (uint32_t i = 0; i < N_SEQUENCES; i++) {
+        /* Compares every bit of what comes back. */
+        *n_found += fixture_fetch(&fix, tier, NULL, sequences[i], LENGTH_MAX + 1, &reason) > 0;
+        /* What the index names was synced before: only without syncs may it be damaged, and then it is a miss. */
+        assert_true(reason != FIRN_REASON_CORRUPT || kind->disk.durability == FIRN_DURABILITY_NONE);
+    }
+    if (goes_on) {
+        assert_int_equal(fixture_store(&fix, tier, NULL, sequences[0], LENGTH_MAX), FIRN_REASON_NONE);
+        assert_int_equal(fixture_fetch(&fix, tier, NULL, sequences[0], LENGTH_MAX + 1, &reason), LENGTH_MAX);
+        fixture_check(tier);
+    }
+    const firn_tier_stats stats = fixture_assert_books(tier, dir);
+    assert_true(stats.n_quarantined == 0 || kind->disk.durability == FIRN_DURABILITY_NONE);
+    firn_tier_destroy(tier);
+    fixture_deinit(&fix);
+    test_world_deinit(&world);
+}
+
+static int by_number(const void *a, const void *b)
+{
+    const uint32_t left = *(const uint32_t *)a, right = *(const uint32_t *)b;
+    return left < right ? -1 : left > right;
+}
+
+/* n crashes of one recorded run, in the order of their moments. */
+static void crash_run(const run_kind *kind, uint32_t run, const seam_log *log, uint32_t n, test_rng *rng,
+                      uint32_t *n_found)
+{
+    uint32_t moments[CRASHES_PER_RUN];
+    assert_true(n <= CRASHES_PER_RUN);
+    for (uint32_t i = 0; i < n; i++) {
+        moments[i] = test_rng_below(rng, log->n_ops + 1);
+    }
+    qsort(moments, n, sizeof moments[0], by_number);
+    crash_model *model = malloc(sizeof *model);
+    assert_non_null(model);
+    crash_model_init(model, log);
+    promises made = { .durability = kind->disk.durability };
+    for (uint32_t i = 0; i < n; i++) {
+        while (model->n_applied < moments[i]) {
+            const seam_op *op = crash_step(model);
+            if (op->kind == SEAM_MARK) {
+                note_event(&made, op->at);
+            }
+        }
+        const crash_manner manner = (crash_manner)test_rng_below(rng, CRASH_MANNERS);
+        (void)snprintf(last_crash, sizeof last_crash, "run %u (%s), before call %u of %u, %s", run, kind->name,
+                       moments[i], log->n_ops, crash_manner_names[manner]);
+        char *image = test_dir_create();
+        crash_make_image(model, image, manner, rng);
+        check_image(kind, image, &made, i % 4 == 0, n_found);
+        test_dir_remove(image);
+        free(image);
+    }
+    crash_model_deinit(model);
+    free(model);
+}
+
+static void every_crash_leaves_what_was_durable_and_no_wrong_byte(void **unused)
+{
+    (void)unused;
+    const char *given = getenv("FIRN_CRASHES");
+    const uint32_t n_wanted = given != NULL ? (uint32_t)strtoul(given, NULL, 0) : CRASHES_DEFAULT;
+    test_rng rng = test_rng_create("disk_crash", 77);
+    for (uint32_t i = 0; i < N_SEQUENCES; i++) {
+        fixture_random_tokens(&rng, sequences[i], LENGTH_MAX + 1);
+        if (i % 2 != 0) { /* branches of the one before */
+            memcpy(sequences[i], sequences[i - 1], (40 + 30 * (size_t)i) * sizeof(firn_token));
+        }
+    }
+    const char *first = getenv("FIRN_CRASH_RUN");
+    uint32_t n_done = 0, n_found = 0, run = first != NULL ? (uint32_t)strtoul(first, NULL, 0) : 0;
+    for (; n_done < n_wanted; run++) {
+        const run_kind *kind = &kinds[run % N_KINDS];
+        (void)snprintf(last_crash, sizeof last_crash, "run %u (%s), recording", run, kind->name);
+        /* Each run has its own numbers, so that one may be replayed without those before. */
+        test_rng own = { .state = fixture_mix(rng.state + run) };
+        seam_log *log = seam_log_create();
+        assert_non_null(log);
+        char *parent = test_dir_create();
+        record_run(kind, parent, log, &own);
+        test_dir_remove(parent);
+        free(parent);
+        const uint32_t n = n_wanted - n_done < CRASHES_PER_RUN ? n_wanted - n_done : CRASHES_PER_RUN;
+        crash_run(kind, run, log, n, &own, &n_found);
+        seam_log_destroy(log);
+        n_done += n;
+    }
+    print_message("%u crashes, %u prefixes found afterwards\n", n_done, n_found);
+    assert_true(n_found > n_done / 2);
+    last_crash[0] = '\0';
+}
+
+static int say_where(void **unused)
+{
+    (void)unused;
+    if (last_crash[0] != '\0') {
+        print_message("the last crash: %s\n", last_crash);
+    }
+    return 0;
+}
+
+int main(void)
+{
+    /* The disk is simulated: its images may lie in memory. */
+    if (access("/dev/shm", W_OK) == 0) {
+        (void)setenv("TMPDIR", "/dev/shm", 1);
+    }
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(every_crash_leaves_what_was_durable_and_no_wrong_byte, say_where),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
