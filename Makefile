@@ -1,5 +1,6 @@
 # Firn. Targets: build (default), run, check, bench, bench-peers, fuzz, install, clean.
 #   make SAN=address,undefined check    the same tests under sanitizers
+#   make FAULTS=1 check                 with every system call failing once in the tests of faults, not just some
 #   make CC=clang build                 another compiler
 
 .DEFAULT_GOAL := build
@@ -8,9 +9,10 @@ SHELL := /bin/sh
 CC      ?= cc
 PREFIX  ?= /usr/local
 SAN     ?=
+FAULTS  ?=
 JOBS    ?= $(shell nproc)
 comma   := ,
-OUT     := build$(if $(SAN),/san-$(subst $(comma),-,$(SAN)),)
+OUT     := build$(if $(SAN),/san-$(subst $(comma),-,$(SAN)),)$(if $(FAULTS),/faults,)
 
 ifeq ($(filter -j%,$(MAKEFLAGS)),)
 MAKEFLAGS += -j$(JOBS)
@@ -80,6 +82,9 @@ $(OUT)/obj/src/kernel/%.o: EXTRA := $(KERNEL_OPT)
 $(OUT)/obj/src/kernel/%_avx2.o: EXTRA := $(KERNEL_OPT) -mavx2 -mfma -mf16c
 $(OUT)/obj/src/kernel/%_avx512.o: EXTRA := $(KERNEL_OPT) -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx2 -mfma -mf16c
 
+# The seams are the tables of firn/env.h and libc's symbols, in every build; what differs is how many faults are tried.
+$(OUT)/obj/tests/%.o: EXTRA := $(if $(FAULTS),-DFIRN_FAULTS)
+
 $(OUT)/obj/%.o: %.c
 	@mkdir -p $(@D)
 	$(CC) $(ALL_CFLAGS) $(EXTRA) -Itests -MMD -MP -c -o $@ $<
@@ -107,7 +112,7 @@ run: build
 test-binaries: build $(TEST_BINS) $(EXAMPLE_BINS) $(BENCH_BINS) $(TOOL_BINS)
 
 check: test-binaries
-	@FIRN_OUT=$(abspath $(OUT)) sh tests/run.sh
+	@$(if $(FAULTS),FIRN_CRASHES=$${FIRN_CRASHES:-10000}) FIRN_OUT=$(abspath $(OUT)) sh tests/run.sh
 
 bench: build $(BENCH_BINS)
 	@FIRN_OUT=$(abspath $(OUT)) sh bench/run.sh

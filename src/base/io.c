@@ -135,7 +135,10 @@ static int posix_sync_dir(void *ctx, const char *path)
     if (fd < 0) {
         return fd;
     }
-    const int result = fsync(fd) < 0 ? -errno : 0;
+    int result;
+    do {
+        result = fsync(fd) < 0 ? -errno : 0;
+    } while (result == -EINTR);
     (void)close(fd);
     return result;
 }

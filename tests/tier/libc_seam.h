@@ -39,6 +39,7 @@
 #define SEAM_OPS_MAX    20000u
 #define SEAM_ARENA      (UINT64_C(512) << 20) /* address space; pages are taken as they are used */
 #define SEAM_NAME_BYTES 64u
+#define SEAM_BLOCKS     8192u
 
 typedef enum seam_kind {
     SEAM_CREATE, SEAM_WRITE, SEAM_TRUNCATE, SEAM_PUNCH, SEAM_SYNC, SEAM_SYNC_DIR, SEAM_UNLINK, SEAM_MKDIR, SEAM_MARK
@@ -90,6 +91,7 @@ static struct seam_state {
     _Atomic uint64_t n_calls;
     _Atomic uint64_t segment_read_bytes; /* by pread and preadv, of files named seg-* */
     _Atomic int64_t n_lmdb_blocks;       /* LMDB's live allocations */
+    _Atomic uintptr_t blocks[SEAM_BLOCKS]; /* their addresses, hashed; 0: free, 1: was in use */
 } seam;
 
 /* ---- who calls, and on what -------------------------------------------------------------------------------------- */
@@ -581,54 +583,77 @@ extern void *__libc_realloc(void *block, size_t n_bytes);
 extern void *__libc_memalign(size_t align, size_t n_bytes);
 extern void __libc_free(void *block);
 
-static inline void seam_count_block(const void *caller, const void *block, int n)
+/* Remembers what LMDB allocated. Who frees it cannot be seen: a call in the last line of a function is a jump. */
+static inline void *seam_note_block(const void *caller, void *block)
 {
-    if (block != NULL && seam_is_lmdb(caller)) {
-        atomic_fetch_add(&seam.n_lmdb_blocks, n);
+    if (block == NULL || !seam_is_lmdb(caller)) {
+        return block;
+    }
+    for (uint32_t i = 0; i < SEAM_BLOCKS; i++) {
+        _Atomic uintptr_t *slot = &seam.blocks[((uintptr_t)block / 16 + i) % SEAM_BLOCKS];
+        uintptr_t was = atomic_load(slot);
+        if (was <= 1 && atomic_compare_exchange_strong(slot, &was, (uintptr_t)block)) {
+            atomic_fetch_add(&seam.n_lmdb_blocks, 1);
+            return block;
+        }
+    }
+    abort();
+}
+
+static inline void seam_forget_block(void *block)
+{
+    for (uint32_t i = 0; block != NULL && atomic_load(&seam.n_lmdb_blocks) > 0 && i < SEAM_BLOCKS; i++) {
+        _Atomic uintptr_t *slot = &seam.blocks[((uintptr_t)block / 16 + i) % SEAM_BLOCKS];
+        uintptr_t was = atomic_load(slot);
+        if (was == (uintptr_t)block && atomic_compare_exchange_strong(slot, &was, 1)) {
+            atomic_fetch_sub(&seam.n_lmdb_blocks, 1);
+            return;
+        }
+        if (was == 0) {
+            return;
+        }
     }
 }
 
 void *malloc(size_t n_bytes)
 {
-    void *block = SEAM_FAILS(true) ? NULL : __libc_malloc(n_bytes);
-    seam_count_block(__builtin_return_address(0), block, 1);
-    return block;
+    return SEAM_FAILS(true) ? NULL : seam_note_block(__builtin_return_address(0), __libc_malloc(n_bytes));
 }
 
 void *calloc(size_t n, size_t n_bytes)
 {
-    void *block = SEAM_FAILS(true) ? NULL : __libc_calloc(n, n_bytes);
-    seam_count_block(__builtin_return_address(0), block, 1);
-    return block;
+    return SEAM_FAILS(true) ? NULL : seam_note_block(__builtin_return_address(0), __libc_calloc(n, n_bytes));
 }
 
 void *realloc(void *old, size_t n_bytes)
 {
-    void *block = SEAM_FAILS(true) ? NULL : __libc_realloc(old, n_bytes);
-    seam_count_block(__builtin_return_address(0), old == NULL ? block : NULL, 1);
-    return block;
+    if (SEAM_FAILS(true)) {
+        return NULL;
+    }
+    void *block = __libc_realloc(old, n_bytes);
+    if (block != NULL) {
+        seam_forget_block(old);
+    }
+    return seam_note_block(__builtin_return_address(0), block);
 }
 
 int posix_memalign(void **out, size_t align, size_t n_bytes)
 {
-    void *block = SEAM_FAILS(true) ? NULL : __libc_memalign(align, n_bytes);
-    seam_count_block(__builtin_return_address(0), block, 1);
-    *out = block;
-    return block != NULL ? 0 : ENOMEM;
+    *out = SEAM_FAILS(true) ? NULL : seam_note_block(__builtin_return_address(0), __libc_memalign(align, n_bytes));
+    return *out != NULL ? 0 : ENOMEM;
 }
 
 /* Calls malloc from inside of libc, where its caller is not LMDB any more. */
 char *strdup(const char *text)
 {
     const size_t n_bytes = strlen(text) + 1;
-    char *copy = SEAM_FAILS(true) ? NULL : __libc_malloc(n_bytes);
-    seam_count_block(__builtin_return_address(0), copy, 1);
+    char *copy = SEAM_FAILS(true) ? NULL : seam_note_block(__builtin_return_address(0), __libc_malloc(n_bytes));
     return copy == NULL ? NULL : memcpy(copy, text, n_bytes);
 }
 
 void free(void *block)
 {
-    seam_count_block(__builtin_return_address(0), block, -1);
+    seam_forget_block(block);
     __libc_free(block);
 }
 #endif

@@ -193,6 +193,10 @@ typedef struct fault {
 /* Fails call `first`, then every stride-th, until a run has no failure. */
 static void torture(const torture_stage *stage, const fault *kind, uint64_t first, uint64_t stride)
 {
+#ifdef FIRN_FAULTS
+    first = 1;
+    stride = 1;
+#endif
     cast actors = { .n_corrupt = 0 };
     fixture_init(&actors.healthy, NULL, &stage->geometry);
     fixture_make_caches(&actors.healthy, prepared.second, N_SECOND, actors.caches);

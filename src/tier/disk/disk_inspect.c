@@ -206,6 +206,9 @@ firn_status firn_disk_verify(firn_tier *tier, uint64_t *n_good, uint64_t *n_bad,
             continue;
         }
         code = verify_entry(disk, volume, &key, &entry);
+        if (code == EIO) {
+            code = verify_entry(disk, volume, &key, &entry); /* a bad sector stays bad; a passing error is no verdict */
+        }
         if (code == 0) {
             ++*n_good;
         } else if (code == FIRNI_CODE_CORRUPT || code == ENOENT || code == EIO) {
