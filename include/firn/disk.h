@@ -36,6 +36,9 @@ typedef struct firn_disk_options {
     bool read_only;              /* do not take the writer's lock; stores are refused with READ_ONLY. For other
                                   * processes than the writer's: LMDB allows one environment per process */
     bool buffered;               /* do not use O_DIRECT even where the file system has it */
+    uint64_t stop_ns;            /* firn_tier_destroy waits no longer for I/O that does not return; 0: 5 seconds. Then
+                                  * the tier is left behind with its threads, which is logged as an error, and env,
+                                  * schema and pool stay in use until that I/O returns */
 } firn_disk_options;
 
 /* Opens or creates a store. Start-up does not depend on the number of records. Errors: IO (message names the path and

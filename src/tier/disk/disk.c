@@ -13,12 +13,14 @@
 #include <errno.h>
 #include <string.h>
 
+#include "base/bounded.h"
 #include "tier/disk/disk_impl.h"
 
 #define BUDGET_BYTES_DEFAULT  (UINT64_C(16) << 30)
 #define SEGMENT_BYTES_DEFAULT (UINT64_C(256) << 20)
 #define RETRY_PAUSE_NS_MIN    UINT64_C(100000000) /* 100 ms, doubled after each vain attempt */
 #define RETRY_PAUSE_NS_MAX    UINT64_C(30000000000)
+#define STOP_NS_DEFAULT       UINT64_C(5000000000)
 
 firni_disk *firni_disk_of(firn_tier *tier)
 {
@@ -253,14 +255,11 @@ static void get_stats(firn_tier *tier, firn_tier_stats *out)
     }
 }
 
-/* Stores are durable when they return, but for what the durability leaves open: recency, and with NONE the data. */
-static firn_flush_report flush(firn_tier *tier, uint64_t bound_ns)
+/* Stores are durable when they return, but for what the durability leaves open: recency, and with NONE the data. True
+ * when all of it is durable now. */
+static bool flush_now(firni_disk *disk)
 {
-    (void)bound_ns; /* bounded by itself: one transaction, and a sync of what this process wrote */
-    firni_disk *disk = firni_disk_of(tier);
-    const uint64_t started_ns = firni_now_ns(disk->env);
-    firn_flush_report report = { .durable = true };
-    firn_reason reason;
+    firn_reason reason = FIRN_REASON_NONE;
     firni_volume *volume = disk->options.read_only ? NULL : firni_disk_enter(disk, true, &reason);
     if (volume != NULL) {
         pthread_mutex_lock(&disk->writer);
@@ -277,9 +276,51 @@ static firn_flush_report flush(firn_tier *tier, uint64_t bound_ns)
             reason = firni_disk_failed(disk, volume, code, "flushing");
         }
         firni_disk_leave(disk, volume);
-        report.durable = reason == FIRN_REASON_NONE;
-    } else if (!disk->options.read_only) {
-        report.durable = false;
+    }
+    return disk->options.read_only || (volume != NULL && reason == FIRN_REASON_NONE);
+}
+
+/* One flush, and who waits for it. Freed by whichever side is the last. */
+typedef struct flush_job {
+    firni_disk *disk;
+    atomic_uint refs;
+    bool is_durable;
+} flush_job;
+
+static void flush_job_unref(flush_job *job)
+{
+    if (atomic_fetch_sub(&job->refs, 1) == 1) {
+        firni_free(job->disk->env, job);
+    }
+}
+
+static void run_flush(void *ctx)
+{
+    flush_job *job = ctx;
+    firni_disk *disk = job->disk;
+    job->is_durable = flush_now(disk);
+    flush_job_unref(job);
+    pthread_mutex_lock(&disk->mutex);
+    disk->n_inside--;
+    pthread_cond_broadcast(&disk->left);
+    pthread_mutex_unlock(&disk->mutex);
+}
+
+/* One transaction and a sync of what was written take no longer than the device does, which may be for ever. */
+static firn_flush_report flush(firn_tier *tier, uint64_t bound_ns)
+{
+    firni_disk *disk = firni_disk_of(tier);
+    const uint64_t started_ns = firni_now_ns(disk->env);
+    firn_flush_report report = { .durable = false };
+    flush_job *job = firni_calloc(disk->env, 1, sizeof *job);
+    if (job != NULL) {
+        job->disk = disk;
+        atomic_init(&job->refs, 2);
+        pthread_mutex_lock(&disk->mutex);
+        disk->n_inside++;
+        pthread_mutex_unlock(&disk->mutex);
+        report.durable = firni_run_bounded(disk->env, bound_ns, run_flush, job) && job->is_durable;
+        flush_job_unref(job);
     }
     report.elapsed_ns = firni_now_ns(disk->env) - started_ns;
     return report;
@@ -287,12 +328,17 @@ static firn_flush_report flush(firn_tier *tier, uint64_t bound_ns)
 
 /* Also the end of a failed open: each part may be missing. Order: no more reads, then recency to the index, then the
  * directory. */
-static void destroy(firn_tier *tier)
+static void destroy_now(void *ctx)
 {
-    firni_disk *disk = firni_disk_of(tier);
+    firni_disk *disk = ctx;
     firni_worker_destroy(disk->worker);
+    pthread_mutex_lock(&disk->mutex);
+    while (disk->n_inside > 0) {
+        (void)pthread_cond_wait(&disk->left, &disk->mutex);
+    }
+    pthread_mutex_unlock(&disk->mutex);
     if (disk->volume != NULL) {
-        (void)flush(tier, 0);
+        (void)flush_now(disk);
     }
     for (uint32_t i = 0; i < disk->n_touches; i++) {
         firni_handle_unref(disk->touches[i].handle);
@@ -308,8 +354,21 @@ static void destroy(firn_tier *tier)
     firni_free(disk->env, disk->condemned);
     (void)pthread_mutex_destroy(&disk->writer);
     (void)pthread_mutex_destroy(&disk->mutex);
+    (void)pthread_cond_destroy(&disk->left);
     firni_free(disk->env, disk->dir);
     firni_free(disk->env, disk);
+}
+
+/* Of a disk that does not answer only the waiting can be ended: see firni_run_bounded. */
+static void destroy(firn_tier *tier)
+{
+    firni_disk *disk = firni_disk_of(tier);
+    const firn_env *env = disk->env;
+    const uint64_t stop_ns = disk->options.stop_ns;
+    if (!firni_run_bounded(env, stop_ns, destroy_now, disk)) {
+        firni_log(env, FIRN_LOG_ERROR, "a disk tier does not answer for %.1f s; it is left behind with its threads and "
+                  "its memory, and what it had not stored is lost", (double)stop_ns * 1e-9);
+    }
 }
 
 static const firn_tier_ops disk_ops = {
@@ -406,8 +465,10 @@ firn_status firn_disk_open(const firn_disk_options *options, const firn_env *env
     disk->options = *options;
     disk->options.budget_bytes = options->budget_bytes != 0 ? options->budget_bytes : BUDGET_BYTES_DEFAULT;
     disk->options.segment_bytes = options->segment_bytes != 0 ? options->segment_bytes : SEGMENT_BYTES_DEFAULT;
+    disk->options.stop_ns = options->stop_ns != 0 ? options->stop_ns : STOP_NS_DEFAULT;
     (void)pthread_mutex_init(&disk->writer, NULL);
     (void)pthread_mutex_init(&disk->mutex, NULL);
+    (void)pthread_cond_init(&disk->left, NULL);
     disk->dir = firni_strdup(env, options->dir);
     disk->options.dir = disk->dir;
     if (disk->dir == NULL) {
@@ -425,7 +486,7 @@ firn_status firn_disk_open(const firn_disk_options *options, const firn_env *env
         status = firni_worker_create(disk, &disk->worker, err);
     }
     if (status != FIRN_OK) {
-        destroy(&disk->tier);
+        destroy_now(disk);
         return status;
     }
     *out = &disk->tier;

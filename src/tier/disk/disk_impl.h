@@ -338,6 +338,8 @@ struct firni_disk {
     uint64_t epoch;
     uint64_t stamp_last;
     firn_tier_stats stats;
+    pthread_cond_t left;         /* n_inside has become less */
+    uint32_t n_inside;           /* stores and flushes that run, also those that nobody waits for any more */
     firni_worker *worker;        /* constant after open; NULL without a schema */
 };
 

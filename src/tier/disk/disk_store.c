@@ -309,6 +309,9 @@ bool firni_disk_store(firn_tier *tier, const firn_store_input *input, firn_reaso
 {
     firni_disk *disk = firni_disk_of(tier);
     firni_store_job job = { .disk = disk, .input = input };
+    pthread_mutex_lock(&disk->mutex);
+    disk->n_inside++;
+    pthread_mutex_unlock(&disk->mutex);
     if (disk->options.schema == NULL) {
         *reason = FIRN_REASON_DISABLED;
     } else if (disk->options.read_only) {
@@ -333,6 +336,8 @@ bool firni_disk_store(firn_tier *tier, const firn_store_input *input, firn_reaso
     pthread_mutex_lock(&disk->mutex);
     disk->stats.n_stores += *reason == FIRN_REASON_NONE;
     disk->stats.n_store_refused += *reason != FIRN_REASON_NONE;
+    disk->n_inside--;
+    pthread_cond_broadcast(&disk->left);
     pthread_mutex_unlock(&disk->mutex);
     return *reason == FIRN_REASON_NONE;
 }
