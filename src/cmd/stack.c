@@ -10,10 +10,12 @@
 #include <unistd.h>
 
 #include "base/base_impl.h"
+#include "base/bounded.h"
 #include "cmd/stack_draft.h"
 
 #define DISK_BUDGET_DEFAULT_BYTES (UINT64_C(16) << 30)
 #define RAM_BUDGET_MIN_BYTES (UINT64_C(64) << 20)
+#define CLOSE_GRACE_NS UINT64_C(60000000000) /* beyond its bound: the last step of a large model takes its time */
 #define ROWS_DEFAULT 16u
 #define CHUNK_DEFAULT 256u
 #define STEP_GUESSES_MAX 128u /* see firn_engine_options */
@@ -259,16 +261,19 @@ firn_status firni_stack_open(const firni_stack_options *options, const firn_env 
     return FIRN_OK;
 }
 
-void firni_stack_close(firni_stack *stack, uint64_t bound_ns, firn_flush_report *report)
+/* A closing in progress. Stays when nobody waits for it any more. */
+typedef struct closing {
+    firni_stack *stack;
+    uint64_t bound_ns;
+    firn_flush_report report;
+} closing;
+
+static void close_now(void *ctx)
 {
-    if (report != NULL) {
-        *report = (firn_flush_report){ .durable = true };
-    }
-    if (stack == NULL) {
-        return;
-    }
+    closing *job = ctx;
+    firni_stack *stack = job->stack;
     if (stack->engine != NULL) {
-        firn_engine_destroy(stack->engine, bound_ns, report);
+        firn_engine_destroy(stack->engine, job->bound_ns, &job->report);
     }
     firn_tier_destroy(stack->draft_tier);
     firn_tier_destroy(stack->tier);
@@ -279,4 +284,26 @@ void firni_stack_close(firni_stack *stack, uint64_t bound_ns, firn_flush_report 
     firni_free(stack->env, stack->cache_dir);
     firni_free(stack->env, stack->model_path);
     firni_free(stack->env, stack);
+}
+
+void firni_stack_close(firni_stack *stack, uint64_t bound_ns, firn_flush_report *report)
+{
+    closing *job = stack != NULL ? firni_calloc(stack->env, 1, sizeof *job) : NULL;
+    closing here = { .stack = stack, .bound_ns = bound_ns, .report = { .durable = true } };
+    if (job != NULL) {
+        const firn_env *env = stack->env;
+        *job = here;
+        here.report.durable = false;
+        if (firni_run_bounded(env, bound_ns + CLOSE_GRACE_NS, close_now, job)) {
+            here.report = job->report;
+            firni_free(env, job);
+        } else {
+            firni_log(env, FIRN_LOG_ERROR, "a device does not answer; what was not saved is lost");
+        }
+    } else if (stack != NULL) {
+        close_now(&here);
+    }
+    if (report != NULL) {
+        *report = here.report;
+    }
 }

@@ -116,7 +116,8 @@ firn_status firni_stack_open(const firni_stack_options *options, const firn_env 
 char *firni_stack_default_cache_dir(const firn_env *env);
 
 /* Closes in reverse: the engine stops and flushes within about bound_ns (report may be NULL; zeroed when there is no
- * engine), then tier, pool, model, workers. Accepts NULL. */
+ * engine), then tier, pool, model, workers. When a device does not answer for a minute more, what is left of the stack is
+ * left behind, which is logged; the process had better end then. Accepts NULL. */
 void firni_stack_close(firni_stack *stack, uint64_t bound_ns, firn_flush_report *report);
 
 #endif
