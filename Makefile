@@ -112,7 +112,7 @@ run: build
 test-binaries: build $(TEST_BINS) $(EXAMPLE_BINS) $(BENCH_BINS) $(TOOL_BINS)
 
 check: test-binaries
-	@$(if $(FAULTS),FIRN_CRASHES=$${FIRN_CRASHES:-10000}) FIRN_OUT=$(abspath $(OUT)) sh tests/run.sh
+	@$(if $(FAULTS),FIRN_CRASHES=10000) FIRN_OUT=$(abspath $(OUT)) sh tests/run.sh
 
 bench: build $(BENCH_BINS)
 	@FIRN_OUT=$(abspath $(OUT)) sh bench/run.sh
@@ -121,10 +121,12 @@ bench: build $(BENCH_BINS)
 bench-peers: build
 	@FIRN_OUT=$(abspath $(OUT)) sh bench/peers/run.sh $(BENCH_PEERS_FLAGS)
 
-# libFuzzer needs clang. FUZZ_SECONDS each.
+# libFuzzer needs clang. FUZZ_SECONDS each; then power failures of the simulated disk.
 FUZZ_SECONDS ?= 60
-fuzz:
+FIRN_CRASHES ?= 50000
+fuzz: $(OUT)/tests/tier/test_disk_crash
 	@+FUZZ_SECONDS=$(FUZZ_SECONDS) sh fuzz/run.sh
+	@FIRN_CRASHES=$(FIRN_CRASHES) $(OUT)/tests/tier/test_disk_crash
 
 install: build
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib $(DESTDIR)$(PREFIX)/include/firn $(DESTDIR)$(PREFIX)/share/firn
