@@ -5,12 +5,16 @@
  *      prompt, then answer   0 ......................... N ........... end
  *      all blocks kept                                   *              *      all positions before are there too
  *      windows               *    *    *    *    *    *  *              *      each chunk, before its blocks go
- *      fixed-size state                 *           *  *                *      where somebody may come back to
+ *      fixed-size state                 *           *  *-1              *      where somebody may come back to
  *
  * Blocks of a window leave the row as it goes on, so they are put after each chunk, whole blocks at a time. A state of
  * fixed size serves its own count alone and is large, so only counts are put that the tree's retention rule would keep:
  * the last block boundary that leaves a token of the prompt to compute, 2, 32 and 512 blocks before it, the boundary
  * before the place where this prompt left what was stored, for the next that leaves it there, and the end.
+ *
+ * And the prompt without its last token: whoever asks the same again must forward one token for its logits, and from
+ * here it is only that one. The price is a step of its own for the last token. A prompt that fits into one block is
+ * sooner computed.
  */
 #include <assert.h>
 
@@ -55,7 +59,8 @@ static uint32_t next_wanted(const firni_sequence *sequence, uint32_t n_tokens)
         const uint32_t wanted = (last - blocks_before_end[i]) * FIRN_BLOCK_TOKENS;
         next = wanted > n_tokens && wanted < next ? wanted : next;
     }
-    return next;
+    const uint32_t all_but_one = sequence->n_prompt - 1;
+    return last > 0 && all_but_one > n_tokens && all_but_one < next ? all_but_one : next;
 }
 
 static bool is_reading(const firni_sequence *sequence, uint32_t n_tokens)
@@ -103,7 +108,8 @@ uint64_t firni_published_bytes(const firn_engine *engine, const firn_cache *shap
     if (engine->prefix == NULL || engine->options.tier == NULL) {
         return 0; /* what is not written behind may leave at any time */
     }
-    uint64_t bytes = (N_BEFORE_END + 2) * (uint64_t)firn_cache_fixed_bytes(shape);
+    /* Those before the end, all of the prompt but one token, the branch, and the end. */
+    uint64_t bytes = (N_BEFORE_END + 3) * (uint64_t)firn_cache_fixed_bytes(shape);
     if ((firni_family_of(shape) & FIRNI_FAMILY_WINDOW) != 0) {
         const uint64_t fixed_bytes = tokens > 0 ? firn_cache_fixed_bytes(shape) : 0;
         bytes += WINDOWS_PUBLISHED * (firn_cache_projected_bytes(shape, tokens) - fixed_bytes) +

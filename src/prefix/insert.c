@@ -180,15 +180,23 @@ firn_reason firni_insert(firn_prefix *prefix, firni_insertion *in)
     return reason;
 }
 
+/* Whether the node ends inside a block, and nothing stands in it that is worth a store of its own. */
+static bool is_growing(const firni_node *node)
+{
+    const firni_checkpoint *c = node->checkpoints != NULL ? node->checkpoints->next : NULL;
+    while (c != NULL && firni_checkpoint_is_covered(node, c)) {
+        c = c->next;
+    }
+    return node->n_tokens < FIRN_BLOCK_TOKENS && c == NULL;
+}
+
 /* The node whose path is to be stored now. Tails are left to grow: whole blocks are stored, and checkpoints that a tail
  * has grown past. */
 static firni_node *to_store(const firn_prefix *prefix, firni_node *node)
 {
     if (node != NULL && prefix->families.n_fixed > 0) {
         /* Blocks cannot be stored without a checkpoint at their end: those before this one have had their turn. */
-        const firni_checkpoint *end = node->checkpoints;
-        const bool is_tail = node->n_tokens < FIRN_BLOCK_TOKENS && end != NULL && end->next == NULL;
-        return node->unsaved && end != NULL && !is_tail ? node : NULL;
+        return node->unsaved && node->checkpoints != NULL && !is_growing(node) ? node : NULL;
     }
     while (node != NULL && node->parent != NULL && (node->n_tokens < FIRN_BLOCK_TOKENS || !node->unsaved)) {
         node = node->parent;

@@ -229,6 +229,9 @@ firni_checkpoint *firni_checkpoint_find(const firni_node *node, uint32_t n_token
 void firni_checkpoint_link(firn_prefix *prefix, firni_node *node, firni_checkpoint *checkpoint);
 void firni_checkpoint_drop(firn_prefix *prefix, firni_node *node, firni_checkpoint *checkpoint);
 void firni_checkpoint_mark_saved(firn_prefix *prefix, firni_node *node, firni_checkpoint *checkpoint);
+/* Whether there is one where this one's block begins too: then it saves less than a block, and is stored at a flush
+ * only. */
+bool firni_checkpoint_is_covered(const firni_node *node, const firni_checkpoint *checkpoint);
 /* Applies the retention rule to the conversation that ends at or below `node`; `fresh` is kept, whatever the rule says.
  * Returns whether something was dropped. Unsaved checkpoints stay, and are stored. */
 bool firni_checkpoints_retain(firn_prefix *prefix, firni_node *node, const firni_checkpoint *fresh);

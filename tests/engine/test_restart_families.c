@@ -77,7 +77,7 @@ static void a_restart_answers_from_disk_in_every_family(void **state)
         talk(&stack, &again);
         print_message("%s: %u of %u tokens from disk\n", models[m], (unsigned)again.first.usage.cache.disk_tokens,
                       (unsigned)PROMPT);
-        /* A state may be left some tokens before the end; never before the prompt's last whole block. */
+        /* The second turn has taken the place of the first prompt's last state; that of its last whole block is there. */
         assert_true(again.first.usage.cache.disk_tokens >= PROMPT / FIRN_BLOCK_TOKENS * FIRN_BLOCK_TOKENS);
         assert_int_equal(again.first.usage.cache.ram_tokens, 0);
         assert_true(again.second.usage.cache.n_tokens > PROMPT);

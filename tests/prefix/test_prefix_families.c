@@ -263,6 +263,10 @@ static void put_turn(const firn_token *turn, uint32_t n_prompt, uint32_t n)
         if (!fixed || at == last || at + 128 == last || at + 2048 == last) {
             assert_true(firn_prefix_put(rig.prefix, turn, at, NULL, rig_caches(&row), NULL));
         }
+        if (fixed && at == last) {
+            rig_row_extend(&row, turn, n_prompt - 1);
+            assert_true(firn_prefix_put(rig.prefix, turn, n_prompt - 1, NULL, rig_caches(&row), NULL));
+        }
     }
     rig_row_extend(&row, turn, n);
     assert_true(firn_prefix_put(rig.prefix, turn, n, NULL, rig_caches(&row), NULL));
@@ -281,9 +285,10 @@ static void one_turn_serves_the_next(void **state)
         rig_tokens(tokens, RIG_TOKENS_MAX, 2);
         put_turn(tokens, 650, 700);
         assert_true(rig_stats(&rig).n_nodes > 0);
-        assert_int_equal(rig_lookup(&rig, tokens, 700, NULL).n_tokens, fixed ? 640 : 699);
+        assert_int_equal(rig_lookup(&rig, tokens, 650, NULL).n_tokens, 649); /* the same prompt */
+        assert_int_equal(rig_lookup(&rig, tokens, 700, NULL).n_tokens, fixed ? 649 : 699);
         assert_int_equal(rig_lookup(&rig, tokens, 900, NULL).n_tokens, 700);
-        assert_int_equal(rig_lookup(&rig, branch_at(650, 900, 1), 900, NULL).n_tokens, fixed ? 640 : 650);
+        assert_int_equal(rig_lookup(&rig, branch_at(650, 900, 1), 900, NULL).n_tokens, fixed ? 649 : 650);
         /* Two blocks before the end there is a state again. */
         assert_int_equal(rig_lookup(&rig, branch_at(639, 900, 2), 900, NULL).n_tokens, fixed ? 512 : 639);
         /* A branch goes on from there, is put, and is found itself. */
@@ -342,7 +347,8 @@ static void a_conversation_keeps_few_checkpoints(void **state)
     /* Nothing is held for what was dropped. */
     assert_int_equal(stats.held_bytes, 32 * node_bytes() + stats.n_checkpoints * RIG_STATE_BYTES);
     assert_int_equal(n_usable_of(2016), 2016);
-    assert_int_equal(n_usable_of(2015), 1984);
+    assert_int_equal(n_usable_of(2015), 2000); /* the first in the block after the last boundary */
+    assert_int_equal(n_usable_of(1999), 1984);
     rig_deinit(&rig);
 }
 
@@ -472,7 +478,7 @@ static void a_turn_is_stored_and_comes_back_after_a_restart(void **state)
         const firn_lease_info more = rig_lookup(&rig, tokens, 900, NULL);
         assert_int_equal(more.disk_tokens, 700);
         restart();
-        assert_int_equal(rig_lookup(&rig, tokens, 700, NULL).disk_tokens, fixed ? 640 : 699);
+        assert_int_equal(rig_lookup(&rig, tokens, 700, NULL).disk_tokens, fixed ? 649 : 699);
         restart();
         assert_int_equal(rig_lookup(&rig, branch_at(600, 900, 1), 900, NULL).disk_tokens, fixed ? 512 : 600);
         stop_over_tier();
@@ -547,6 +553,31 @@ static void an_unsaved_checkpoint_is_not_dropped(void **state)
     stop_over_tier();
 }
 
+/* The prompt without its last token: kept while the prompt is the last one, stored at a flush, and let go of without a
+ * store when the conversation has gone on. */
+static void a_prompt_that_may_be_asked_again_costs_no_store_in_each_turn(void **state)
+{
+    (void)state;
+    start_over_tier("pc", (firn_prefix_options){ 0 });
+    rig_tokens(tokens, RIG_TOKENS_MAX, 2);
+    put_turn(tokens, 650, 690);
+    let_stores_end();
+    assert_int_equal(rig_stats(&rig).n_stores, 2); /* at 512 and 640 */
+    assert_int_equal(rig_lookup(&rig, tokens, 650, NULL).ram_tokens, 649);
+    put_turn(tokens, 1000, 1010);
+    let_stores_end();
+    /* Those at 832 and 960, and the end of the answer at 690, in whose block the boundary has one of its own. */
+    assert_true(rig_stats(&rig).n_stores <= 5);
+    assert_int_equal(rig_lookup(&rig, tokens, 650, NULL).n_tokens, 640);
+    assert_int_equal(rig_lookup(&rig, tokens, 1000, NULL).ram_tokens, 999);
+    assert_true(firn_prefix_flush(rig.prefix, 3600 * UINT64_C(1000000000)).durable);
+    restart();
+    assert_int_equal(rig_lookup(&rig, tokens, 1000, NULL).disk_tokens, 999);
+    restart();
+    assert_int_equal(rig_lookup(&rig, tokens, 650, NULL).disk_tokens, 640);
+    stop_over_tier();
+}
+
 /* What cannot be resumed anywhere cannot be stored, and must not stay for that reason. */
 static void blocks_without_an_end_to_resume_at_may_leave(void **state)
 {
@@ -588,6 +619,7 @@ int main(void)
         cmocka_unit_test(the_tier_is_read_for_state_that_ram_lacks),
         cmocka_unit_test(restored_windows_fill_what_ram_lacks),
         cmocka_unit_test(an_unsaved_checkpoint_is_not_dropped),
+        cmocka_unit_test(a_prompt_that_may_be_asked_again_costs_no_store_in_each_turn),
         cmocka_unit_test(blocks_without_an_end_to_resume_at_may_leave),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
