@@ -57,6 +57,9 @@ typedef struct firn_cache_options {
                               * required there, 1.. */
     uint32_t index_dim;      /* kv:mla:dsa: elements of an index key, 1..1024; required there */
     uint32_t index_top_k;    /* kv:mla:dsa: tokens that a query sees at most, 1..4096; required there */
+    const char *attention;   /* hybrid: the layout of its keys and values, which the members above describe; required
+                              * there, any kv:* but kv:delayed-* */
+    const struct firn_cache_options *recurrent; /* hybrid: its recurrent part, an ssm:* layout; required there, copied */
     uint32_t max_tokens;     /* hard context bound of a row; 0 means none */
     const char *kernel;      /* "scalar", "avx2", "avx512", "neon"; NULL: FIRN_KERNEL or the best of this processor */
 } firn_cache_options;
@@ -144,7 +147,9 @@ const firn_cache_options *firn_cache_get_options(const firn_cache *cache);
 /* Layout, dtype and geometry as one readable line, e.g. "kv:plain f16 heads=8 dim=64/64 block=64"; equal lines mean
  * that blocks may be exchanged. Lives as long as the cache. */
 const char *firn_cache_describe(const firn_cache *cache);
-/* composed: the caches that a composing layout holds, borrowed; 0 and *parts = NULL for a simple layout. */
+/* composed: the caches that a composing layout holds, borrowed, to be looked at only; 0 and *parts = NULL for a simple
+ * layout. hybrid: attention, recurrent. kv:delayed-*: plain, quantised; a row has its tokens in one of them. kv:mla:dsa is
+ * simple: latents and index keys are planes of one block, so nothing can ever part them. */
 uint32_t firn_cache_composed(const firn_cache *cache, firn_cache *const **parts);
 
 /* ---- append and attend --------------------------------------------------------------------------------------- */
@@ -161,6 +166,8 @@ typedef struct firn_append_input {
     uint32_t v_stride;
     const float *index_key; /* kv:mla:dsa: [sum(counts), index_dim] f32; NULL elsewhere */
     uint32_t index_stride;  /* floats from token to token; 0: dense */
+    const struct firn_recur_input *recur; /* hybrid: the same tokens on their way through the recurrent part, whose
+                                           * outputs are written as by firn_cache_recur(); NULL elsewhere */
 } firn_append_input;
 
 /* Makes room for counts[r] more tokens in each row r (blocks allocated, shared tails copied, rows converted that change
@@ -228,7 +235,8 @@ typedef struct firn_recur_input {
 } firn_recur_input;
 
 /* Passes the tokens through the state, writes their outputs and advances each row by counts[r]. Reserves first when the
- * caller has not. Errors: UNSUPPORTED (the layout is attended to instead), and as reserve: nothing changed. */
+ * caller has not. Errors: UNSUPPORTED (the layout is attended to instead, or takes this with its append), and as reserve:
+ * nothing changed. */
 firn_status firn_cache_recur(firn_cache *cache, const firn_recur_input *input, const uint32_t *counts,
                              firn_workers *workers, firn_error *err);
 

@@ -58,6 +58,17 @@ static firn_status check_index(const firn_cache *cache, bool is_given, firn_erro
                                                        : "%s has no index keys", cache->signature);
 }
 
+/* What passes through a state is given where there is one beside keys and values, and nowhere else. */
+static firn_status check_recur(const firn_cache *cache, bool is_given, firn_error *err)
+{
+    if (is_given == cache->ops->takes_recur) {
+        return FIRN_OK;
+    }
+    return firni_fail(err, FIRN_ERR_INVALID, is_given ? "%s has no recurrent state beside its keys and values"
+                                                      : "%s needs the inputs of its recurrent state beside keys and "
+                                                        "values", cache->signature);
+}
+
 firn_status firn_cache_append(firn_cache *cache, const firn_append_input *input, const uint32_t *counts,
                               firn_workers *workers, firn_error *err)
 {
@@ -65,6 +76,9 @@ firn_status firn_cache_append(firn_cache *cache, const firn_append_input *input,
         return firni_fail(err, FIRN_ERR_UNSUPPORTED, "%s holds no keys and values to append to", cache->signature);
     }
     firn_status status = check_index(cache, input->index_key != NULL, err);
+    if (status == FIRN_OK) {
+        status = check_recur(cache, input->recur != NULL, err);
+    }
     if (status != FIRN_OK) {
         return status;
     }
@@ -158,7 +172,9 @@ firn_status firn_cache_recur(firn_cache *cache, const firn_recur_input *input, c
 {
     const firn_cache_options *options = &cache->options;
     if (cache->ops->recur == NULL) {
-        return firni_fail(err, FIRN_ERR_UNSUPPORTED, "%s holds no recurrent state", cache->signature);
+        return firni_fail(err, FIRN_ERR_UNSUPPORTED, cache->ops->takes_recur
+                                                         ? "%s passes tokens through its state as they are appended"
+                                                         : "%s holds no recurrent state", cache->signature);
     }
     const firn_status status = firn_cache_reserve(cache, counts, err);
     if (status != FIRN_OK) {

@@ -56,6 +56,9 @@ firn_status firni_cache_create_with(const firni_layout *layout, const firn_cache
         return firni_fail(err, FIRN_ERR_INVALID, "%s has one precision; a start of %u tokens does not fit",
                           layout->family, options->start);
     }
+    if ((options->attention != NULL || options->recurrent != NULL) && !layout->takes_recur) {
+        return firni_fail(err, FIRN_ERR_INVALID, "%s is not made of an attention and a recurrent part", layout->family);
+    }
     /* Chosen once: all state of a cache is made by one kernel. */
     const firni_kernels *kernels = firni_kernels_select(options->kernel, err);
     if (kernels == NULL) {

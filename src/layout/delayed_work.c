@@ -191,22 +191,8 @@ void firni_delayed_attend(const firn_cache *base, const firn_attend_input *input
     }
 }
 
-/* The tensors of the one part, then those of the other, each as wide as its own longest row. */
-firn_status firni_delayed_state(const firn_cache *base, firn_tensor *tensors, uint32_t *n_tensors, firn_error *err)
+/* Each part's as wide as its own longest row. */
+firn_status firni_delayed_state(const firn_cache *cache, firn_tensor *tensors, uint32_t *n_tensors, firn_error *err)
 {
-    const firni_delayed_cache *cache = firni_const_delayed_of(base);
-    uint32_t n_plain, n_quantised;
-    firn_status status = firn_cache_state(cache->parts[FIRNI_PART_PLAIN], tensors, &n_plain, err);
-    if (status != FIRN_OK) {
-        return status;
-    }
-    status = firn_cache_state(cache->parts[FIRNI_PART_QUANTISED], tensors + n_plain, &n_quantised, err);
-    if (status != FIRN_OK) {
-        for (uint32_t i = 0; i < n_plain; i++) {
-            firn_tensor_deinit(&tensors[i]);
-        }
-        return status;
-    }
-    *n_tensors = n_plain + n_quantised;
-    return FIRN_OK;
+    return firni_dense_parts(firni_const_delayed_of(cache)->parts, FIRNI_N_PARTS, tensors, n_tensors, err);
 }

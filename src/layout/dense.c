@@ -130,3 +130,22 @@ firn_status firni_dense_plane(const firn_cache *cache, const firn_plane *plane, 
     }
     return FIRN_OK;
 }
+
+firn_status firni_dense_parts(firn_cache *const *parts, uint32_t n_parts, firn_tensor *tensors, uint32_t *n_tensors,
+                              firn_error *err)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < n_parts; i++) {
+        uint32_t n_part;
+        const firn_status status = firn_cache_state(parts[i], tensors + n, &n_part, err);
+        if (status != FIRN_OK) {
+            while (n > 0) {
+                firn_tensor_deinit(&tensors[--n]);
+            }
+            return status;
+        }
+        n += n_part;
+    }
+    *n_tensors = n;
+    return FIRN_OK;
+}

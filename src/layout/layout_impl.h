@@ -35,6 +35,7 @@
 typedef struct firni_layout {
     const char *family;    /* what firn_cache_options.layout names; the beginning of every signature of the layout */
     size_t instance_bytes; /* of the layout's own struct, which begins with firn_cache */
+    bool takes_recur;      /* an append passes its tokens through a recurrent state too: input->recur is given */
 
     /* Checks and completes cache->options, fills block_bytes, fixed_bytes, describe and what the layout adds, and, when
      * parameters belong to it, signature. The instance is zeroed; ops, env, pool, kernels are set, and signature is the
@@ -131,8 +132,8 @@ struct firn_cache {
     firn_cache_options options; /* completed; strings are static */
     size_t block_bytes;         /* of every token block; 0 without token blocks */
     size_t fixed_bytes;         /* of the fixed-size state of a row; 0 without one */
-    char signature[48];         /* the family, with its parameters */
-    char describe[160];         /* equal text: blocks may be exchanged */
+    char signature[64];         /* the family, with its parameters */
+    char describe[192];         /* equal text: blocks may be exchanged */
     firni_round round;
     bool in_prefill;
 };
@@ -292,6 +293,9 @@ uint32_t firni_dense_tokens(const firn_cache *cache, uint32_t n_tokens);
  * where one row's plane already lies like this, and owned otherwise. Errors: NO_MEMORY; the tensor is zeroed then. */
 firn_status firni_dense_plane(const firn_cache *cache, const firn_plane *plane, uint32_t token_axis,
                               firn_tensor *tensor, firn_error *err);
+/* The tensors of each part of a composing layout, in order. Errors: as firn_cache_state(); none is left then. */
+firn_status firni_dense_parts(firn_cache *const *parts, uint32_t n_parts, firn_tensor *tensors, uint32_t *n_tensors,
+                              firn_error *err);
 
 /* ---- layouts ---- */
 
@@ -299,6 +303,7 @@ extern const firni_layout firni_layout_plain, firni_layout_window;
 extern const firni_layout firni_layout_gated_delta, firni_layout_mamba2;
 extern const firni_layout firni_layout_quant, firni_layout_window_quant, firni_layout_turboquant;
 extern const firni_layout firni_layout_delayed_quant, firni_layout_delayed_window_quant, firni_layout_delayed_turboquant;
+extern const firni_layout firni_layout_hybrid;
 
 /* Of plain.c, which window.c shares: the same blocks, of which a row keeps fewer. */
 typedef struct firni_plain_cache {

@@ -21,6 +21,7 @@ static const firni_layout *const layouts[] = {
     &firni_layout_delayed_quant,
     &firni_layout_delayed_window_quant,
     &firni_layout_delayed_turboquant,
+    &firni_layout_hybrid,
 };
 
 uint32_t firni_layout_count(void)

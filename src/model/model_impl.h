@@ -21,7 +21,7 @@ typedef struct firni_scratch {
     uint32_t *needed;    /* [max_rows] */
 } firni_scratch;
 
-#define FIRNI_DESCRIBE_BYTES 160u
+#define FIRNI_DESCRIBE_BYTES 192u
 
 struct firn_model {
     const firn_env *env;

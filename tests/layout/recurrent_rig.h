@@ -26,76 +26,18 @@ static inline void recurrent_for_each_case(void (*test)(const firn_cache_options
     }
 }
 
-static inline bool recurrent_is_delta(const firn_cache_options *options)
-{
-    return strcmp(options->layout, "ssm:gated-delta") == 0;
-}
-
-/* What a call takes, all dense. */
-typedef struct recurrent_call {
-    firn_recur_input input;
-    uint32_t n_channels;
-    size_t n_out;           /* floats of one token */
-    float *x, *decay, *strength, *out, *conv_weight, *conv_bias, *skip;
-} recurrent_call;
-
-static inline recurrent_call recurrent_call_of(const firn_cache_options *options, const uint64_t *ids,
-                                               uint64_t n_tokens)
-{
-    const uint32_t n_heads = options->n_state_heads;
-    recurrent_call call = {
-        .n_out = (size_t)n_heads * options->value_dim,
-        .n_channels = 2 * options->n_kv_heads * options->head_dim + n_heads * options->value_dim,
-    };
-    const uint64_t weight_id = 999;
-    call.x = rig_floats(ids, n_tokens, 0, call.n_channels);
-    call.decay = rig_floats(ids, n_tokens, 1, n_heads);
-    call.strength = rig_floats(ids, n_tokens, 2, n_heads);
-    for (size_t i = 0; i < n_tokens * n_heads; i++) {
-        call.decay[i] = 0.5F + 0.5F * call.decay[i];
-        call.strength[i] = 0.5F + 0.5F * call.strength[i];
-    }
-    call.out = calloc(n_tokens * call.n_out + 1, sizeof *call.out);
-    call.conv_weight = rig_floats(&weight_id, 1, 3, (size_t)options->conv_width * call.n_channels);
-    call.conv_bias = rig_floats(&weight_id, 1, 4, call.n_channels);
-    call.skip = rig_floats(&weight_id, 1, 5, n_heads);
-    call.input = (firn_recur_input){
-        .x = call.x,
-        .decay = call.decay,
-        .strength = call.strength,
-        .out = call.out,
-        .conv_weight = call.conv_weight,
-        .conv_bias = call.conv_bias,
-        .skip = recurrent_is_delta(options) ? NULL : call.skip,
-        .scale = 0.25F,
-        .norm_eps = 1e-6F,
-    };
-    return call;
-}
-
-static inline void recurrent_call_deinit(recurrent_call *call)
-{
-    free(call->x);
-    free(call->decay);
-    free(call->strength);
-    free(call->out);
-    free(call->conv_weight);
-    free(call->conv_bias);
-    free(call->skip);
-}
-
 /* Passes the packed tokens through; their outputs to *out, malloc'ed, when it is not NULL. */
 static inline firn_status recurrent_feed(firn_cache *cache, const uint64_t *ids, const uint32_t *counts,
                                          firn_workers *workers, float **out, firn_error *err)
 {
     const uint64_t n_tokens = rig_sum(counts, firn_cache_batch_size(cache));
-    recurrent_call call = recurrent_call_of(firn_cache_get_options(cache), ids, n_tokens);
+    rig_recur call = rig_recur_of(firn_cache_get_options(cache), ids, n_tokens);
     const firn_status status = firn_cache_recur(cache, &call.input, counts, workers, err);
     if (out != NULL) {
         *out = call.out;
         call.out = NULL;
     }
-    recurrent_call_deinit(&call);
+    rig_recur_deinit(&call);
     return status;
 }
 

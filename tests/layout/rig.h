@@ -39,6 +39,11 @@ static const firn_dtype rig_dtypes[] = { FIRN_DTYPE_F16, FIRN_DTYPE_F32, FIRN_DT
 #define RIG_N_DTYPES     (sizeof rig_dtypes / sizeof rig_dtypes[0])
 
 /* What each family is given beside dtype and geometry. A family that is attended to is covered by standing here. */
+static const firn_cache_options rig_mamba2 = { .layout = "ssm:mamba2", .n_kv_heads = 1, .head_dim = 7, .value_dim = 20,
+                                               .n_state_heads = 2, .conv_width = 3 };
+static const firn_cache_options rig_gated_delta = { .layout = "ssm:gated-delta", .n_kv_heads = 2, .head_dim = 8,
+                                                    .value_dim = 12, .n_state_heads = 2, .conv_width = 4 };
+
 static const firn_cache_options rig_families[] = {
     { .layout = "kv:plain" },
     { .layout = "kv:window", .window = 20 },           /* less than a block */
@@ -52,6 +57,10 @@ static const firn_cache_options rig_families[] = {
     { .layout = "kv:window-quant", .key_bits = 4, .window = RIG_T + 37 },
     { .layout = "kv:turboquant", .key_bits = 8, .value_bits = 3 },
     { .layout = "kv:turboquant", .key_bits = 5, .value_bits = 8 },
+    { .layout = "hybrid", .attention = "kv:plain", .recurrent = &rig_mamba2 },
+    { .layout = "hybrid", .attention = "kv:window", .window = RIG_T + 37, .recurrent = &rig_gated_delta },
+    { .layout = "hybrid", .attention = "kv:quant", .key_bits = 8, .recurrent = &rig_mamba2 },
+    { .layout = "hybrid", .attention = "kv:mla:dsa", .index_dim = 8, .index_top_k = 40, .recurrent = &rig_gated_delta },
 };
 
 #define RIG_N_FAMILIES (sizeof rig_families / sizeof rig_families[0])
@@ -200,6 +209,64 @@ static inline uint64_t rig_sum(const uint32_t *counts, uint32_t n_rows)
     return sum;
 }
 
+static inline bool rig_is_delta(const firn_cache_options *options)
+{
+    return strcmp(options->layout, "ssm:gated-delta") == 0;
+}
+
+/* What passing tokens through a state takes, all dense. */
+typedef struct rig_recur {
+    firn_recur_input input;
+    uint32_t n_channels;
+    size_t n_out;           /* floats of one token */
+    float *x, *decay, *strength, *out, *conv_weight, *conv_bias, *skip;
+} rig_recur;
+
+static inline rig_recur rig_recur_of(const firn_cache_options *options, const uint64_t *ids,
+                                               uint64_t n_tokens)
+{
+    const uint32_t n_heads = options->n_state_heads;
+    rig_recur call = {
+        .n_out = (size_t)n_heads * options->value_dim,
+        .n_channels = 2 * options->n_kv_heads * options->head_dim + n_heads * options->value_dim,
+    };
+    const uint64_t weight_id = 999;
+    call.x = rig_floats(ids, n_tokens, 0, call.n_channels);
+    call.decay = rig_floats(ids, n_tokens, 1, n_heads);
+    call.strength = rig_floats(ids, n_tokens, 2, n_heads);
+    for (size_t i = 0; i < n_tokens * n_heads; i++) {
+        call.decay[i] = 0.5F + 0.5F * call.decay[i];
+        call.strength[i] = 0.5F + 0.5F * call.strength[i];
+    }
+    call.out = calloc(n_tokens * call.n_out + 1, sizeof *call.out);
+    call.conv_weight = rig_floats(&weight_id, 1, 3, (size_t)options->conv_width * call.n_channels);
+    call.conv_bias = rig_floats(&weight_id, 1, 4, call.n_channels);
+    call.skip = rig_floats(&weight_id, 1, 5, n_heads);
+    call.input = (firn_recur_input){
+        .x = call.x,
+        .decay = call.decay,
+        .strength = call.strength,
+        .out = call.out,
+        .conv_weight = call.conv_weight,
+        .conv_bias = call.conv_bias,
+        .skip = rig_is_delta(options) ? NULL : call.skip,
+        .scale = 0.25F,
+        .norm_eps = 1e-6F,
+    };
+    return call;
+}
+
+static inline void rig_recur_deinit(rig_recur *call)
+{
+    free(call->x);
+    free(call->decay);
+    free(call->strength);
+    free(call->out);
+    free(call->conv_weight);
+    free(call->conv_bias);
+    free(call->skip);
+}
+
 /* Appends the packed tokens. */
 static inline firn_status rig_feed(firn_cache *cache, const uint64_t *ids, const uint32_t *counts,
                                    firn_workers *workers, firn_error *err)
@@ -209,8 +276,14 @@ static inline firn_status rig_feed(firn_cache *cache, const uint64_t *ids, const
     float *k = rig_floats(ids, n_tokens, 0, (size_t)options->n_kv_heads * options->head_dim);
     float *v = rig_floats(ids, n_tokens, 1, (size_t)options->n_kv_heads * options->value_dim);
     float *index = options->index_dim > 0 ? rig_floats(ids, n_tokens, 3, options->index_dim) : NULL;
-    const firn_append_input input = { .k = k, .v = v, .index_key = index };
+    firn_append_input input = { .k = k, .v = v, .index_key = index };
+    rig_recur recur = { .out = NULL };
+    if (options->recurrent != NULL) {
+        recur = rig_recur_of(options->recurrent, ids, n_tokens);
+        input.recur = &recur.input;
+    }
     const firn_status status = firn_cache_append(cache, &input, counts, workers, err);
+    rig_recur_deinit(&recur);
     free(k);
     free(v);
     free(index);
@@ -317,7 +390,14 @@ static inline void rig_compare_states(const firn_cache *cache, uint32_t row, con
     assert_int_equal(n_alone, n_tensors);
     const uint32_t n_tokens = rig_shown(cache, firn_cache_row_tokens(cache, row));
     const uint32_t width = rig_shown(cache, firn_cache_offset(cache));
-    for (uint32_t i = 0; i < n_tensors; i++) {
+    /* Those of a recurrent part have no axis of tokens. */
+    const uint32_t n_of_tokens = firn_cache_get_options(cache)->recurrent != NULL ? n_tensors - 2 : n_tensors;
+    for (uint32_t i = n_of_tokens; i < n_tensors; i++) {
+        assert_int_equal(batch[i].shape[0], firn_cache_batch_size(cache));
+        assert_memory_equal((const uint8_t *)batch[i].data + row * alone[i].n_bytes, alone[i].data, alone[i].n_bytes);
+        firn_tensor_deinit(&alone[i]);
+    }
+    for (uint32_t i = 0; i < n_of_tokens; i++) {
         assert_int_equal(batch[i].n_dims, 4);
         assert_int_equal(batch[i].dtype, alone[i].dtype);
         assert_int_equal(batch[i].shape[0], firn_cache_batch_size(cache));

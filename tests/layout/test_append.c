@@ -136,9 +136,15 @@ static void check_strides(const firn_cache_options *options)
     }
     firn_cache *cache = rig_cache(options, pool);
     assert_ok(firn_cache_add_row(cache, NULL));
-    const firn_append_input input = { .k = k, .v = v, .k_stride = stride, .v_stride = stride,
-                                      .index_key = n_index_heads > 0 ? index : NULL, .index_stride = stride };
+    rig_recur recur = { .out = NULL };
+    firn_append_input input = { .k = k, .v = v, .k_stride = stride, .v_stride = stride,
+                                .index_key = n_index_heads > 0 ? index : NULL, .index_stride = stride };
+    if (options->recurrent != NULL) {
+        recur = rig_recur_of(options->recurrent, tokens.id, N);
+        input.recur = &recur.input;
+    }
     assert_ok(firn_cache_append(cache, &input, &n, NULL, NULL));
+    rig_recur_deinit(&recur);
     rig_assert_row(cache, &tokens);
     const firn_attend_input attend = {
         .q = q,

@@ -14,7 +14,7 @@ typedef struct naive {
     double past[16][512];     /* the last inputs, oldest first */
 } naive;
 
-static void naive_convolve(naive *n, const recurrent_call *call, const float *x, double *out)
+static void naive_convolve(naive *n, const rig_recur *call, const float *x, double *out)
 {
     const uint32_t width = n->options->conv_width;
     for (uint32_t c = 0; c < call->n_channels; c++) {
@@ -42,12 +42,12 @@ static void naive_normalise(double *x, uint32_t n, double scale)
 }
 
 /* One token through all heads. */
-static void naive_token(naive *n, const recurrent_call *call, uint32_t token, double *out)
+static void naive_token(naive *n, const rig_recur *call, uint32_t token, double *out)
 {
     const firn_cache_options *o = n->options;
     const uint32_t n_keys = o->n_kv_heads * o->head_dim;
     const uint32_t n_values = o->n_state_heads * o->value_dim;
-    const bool is_delta = recurrent_is_delta(o);
+    const bool is_delta = rig_is_delta(o);
     double x[512];
     naive_convolve(n, call, call->x + (size_t)token * call->n_channels, x);
     double *q = is_delta ? x : x + n_values + n_keys;
@@ -86,7 +86,7 @@ static void check_rule(const firn_cache_options *given)
     const firn_cache_options *options = firn_cache_get_options(cache);
     const rig_tokens tokens = rig_sequence(0, 2 * RIG_T + 3);
     assert_ok(firn_cache_add_row(cache, NULL));
-    recurrent_call call = recurrent_call_of(options, tokens.id, tokens.n);
+    rig_recur call = rig_recur_of(options, tokens.id, tokens.n);
     float *out = NULL;
     assert_ok(recurrent_feed(cache, tokens.id, &tokens.n, NULL, &out, NULL));
     naive *n = calloc(1, sizeof *n);
@@ -121,7 +121,7 @@ static void check_rule(const firn_cache_options *given)
     firn_tensor_deinit(&tensors[1]);
     free(n);
     free(out);
-    recurrent_call_deinit(&call);
+    rig_recur_deinit(&call);
     firn_cache_destroy(cache);
     firn_pool_destroy(pool);
 }
@@ -186,10 +186,10 @@ static void check_strides(const firn_cache_options *given)
     assert_ok(firn_cache_add_row(dense, NULL));
     assert_ok(firn_cache_add_row(apart, NULL));
     assert_ok(recurrent_feed(dense, tokens.id, &tokens.n, NULL, &expected, NULL));
-    recurrent_call call = recurrent_call_of(options, tokens.id, tokens.n);
+    rig_recur call = rig_recur_of(options, tokens.id, tokens.n);
     const uint32_t n_heads = options->n_state_heads;
     const uint32_t stride = call.n_channels + 2 * n_heads + 3;
-    const uint32_t values = recurrent_is_delta(options) ? 2 * options->n_kv_heads * options->head_dim : 0;
+    const uint32_t values = rig_is_delta(options) ? 2 * options->n_kv_heads * options->head_dim : 0;
     float *rows = calloc(tokens.n * (size_t)stride, sizeof *rows);
     for (size_t t = 0; t < tokens.n; t++) {
         memcpy(rows + t * stride, call.x + t * call.n_channels, call.n_channels * sizeof *rows);
@@ -209,7 +209,7 @@ static void check_strides(const firn_cache_options *given)
     recurrent_assert_same_state(dense, 0, apart, 0);
     free(rows);
     free(expected);
-    recurrent_call_deinit(&call);
+    rig_recur_deinit(&call);
     firn_cache_destroy(dense);
     firn_cache_destroy(apart);
     firn_pool_destroy(pool);

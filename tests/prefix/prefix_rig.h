@@ -57,9 +57,17 @@ static inline void rig_notify(void *ctx)
 }
 
 /* A mixture of families, one letter per layer. p: plain; w: a window; v: one twice as long; c: a state of fixed size
- * (test:state); b: both a window and such a state (test:both). */
+ * (test:state); b: both a window and such a state (test:both); h: plain and Mamba-2 side by side (hybrid), whose state
+ * takes the RIG_DIM elements of a key as its channels. */
+static const firn_cache_options rig_mamba2 = { .layout = "ssm:mamba2", .n_kv_heads = 1, .head_dim = 1, .value_dim = 2,
+                                               .n_state_heads = 1, .conv_width = 2 };
+
 static inline firn_cache_options rig_layer(char letter, uint32_t window)
 {
+    if (letter == 'h') {
+        return (firn_cache_options){ .layout = "hybrid", .attention = "kv:plain", .recurrent = &rig_mamba2,
+                                     .dtype = FIRN_DTYPE_F32, .n_kv_heads = 1, .head_dim = RIG_DIM, .kernel = "scalar" };
+    }
     firn_cache_options options = { .n_kv_heads = 1, .head_dim = RIG_DIM, .kernel = "scalar" };
     options.dtype = letter == 'p' || letter == 'w' || letter == 'v' ? FIRN_DTYPE_F32 : FIRN_DTYPE_NONE;
     const bool is_window = letter == 'w' || letter == 'v';
@@ -175,6 +183,31 @@ static inline uint32_t rig_row_tokens(const rig_row *row)
     return firn_cache_row_tokens(row->caches[0], 0);
 }
 
+static inline void rig_append(firn_cache *cache, const float *k, const float *v, uint32_t n)
+{
+    firn_append_input input = { .k = k, .v = v };
+    if (firn_cache_get_options(cache)->recurrent == NULL) {
+        assert_ok(firn_cache_append(cache, &input, &n, NULL, NULL));
+        return;
+    }
+    static const float conv_weight[2 * RIG_DIM] = { 0.25F, 0.5F, 0.75F, 1, 1, 1, 1, 1 };
+    static const float skip = 0;
+    float *x = calloc(n + 1u, RIG_DIM * sizeof *x);
+    float *gates = calloc(n + 1u, sizeof *gates);
+    float *out = calloc(n + 1u, RIG_DIM * sizeof *out);
+    memcpy(x, k, (size_t)n * RIG_DIM * sizeof *x);
+    for (uint32_t i = 0; i < n; i++) {
+        gates[i] = 0.75F;
+    }
+    const firn_recur_input recur = { .x = x, .decay = gates, .strength = gates, .out = out, .conv_weight = conv_weight,
+                                     .skip = &skip };
+    input.recur = &recur;
+    assert_ok(firn_cache_append(cache, &input, &n, NULL, NULL));
+    free(x);
+    free(gates);
+    free(out);
+}
+
 /* "Computes" tokens from where the row stands up to n. */
 static inline void rig_row_extend(rig_row *row, const firn_token *tokens, uint32_t n)
 {
@@ -184,8 +217,7 @@ static inline void rig_row_extend(rig_row *row, const firn_token *tokens, uint32
     float *v = calloc(n_new + 1u, RIG_DIM * sizeof *v);
     for (uint32_t layer = 0; layer < row->n_layers; layer++) {
         rig_contents(tokens, first, n, layer, k, v);
-        const firn_append_input input = { .k = k, .v = v };
-        assert_ok(firn_cache_append(row->caches[layer], &input, &n_new, NULL, NULL));
+        rig_append(row->caches[layer], k, v, n_new);
         firn_cache_settle(row->caches[layer]);
     }
     free(k);
@@ -257,6 +289,18 @@ static inline void rig_state_verify(const firn_row_view *view, const float *k)
     assert_memory_equal(firn_block_data(view->fixed) + RIG_STATE_BYTES - 8, &last, sizeof last);
 }
 
+/* The state is that of a row that has taken all tokens at once. */
+static inline void rig_hybrid_verify(const firn_cache *cache, const firn_row_view *view, const float *k, const float *v)
+{
+    firn_cache *fresh;
+    assert_ok(firn_cache_make_empty(cache, &fresh, NULL));
+    assert_ok(firn_cache_add_row(fresh, NULL));
+    rig_append(fresh, k, v, view->n_tokens);
+    const firn_row_view alone = firn_cache_view_row(fresh, 0);
+    assert_memory_equal(firn_block_data(view->fixed), firn_block_data(alone.fixed), firn_cache_fixed_bytes(cache));
+    firn_cache_destroy(fresh);
+}
+
 /* The row holds exactly what n of these tokens make: every element that it must have, to the bit. */
 static inline void rig_row_verify(const rig_row *row, const firn_token *tokens, uint32_t n)
 {
@@ -272,9 +316,13 @@ static inline void rig_row_verify(const rig_row *row, const firn_token *tokens, 
             assert_int_equal(view.first_block + view.n_blocks, (n + 63) / 64);
         }
         rig_contents(tokens, 0, n, layer, k, v);
-        if (firn_cache_fixed_bytes(cache) == 0) {
+        const bool is_hybrid = firn_cache_get_options(cache)->recurrent != NULL;
+        if (firn_cache_fixed_bytes(cache) == 0 || is_hybrid) {
             rig_blocks_verify(&view, k, v);
-        } else if (n > 0) {
+        }
+        if (is_hybrid && n > 0) {
+            rig_hybrid_verify(cache, &view, k, v);
+        } else if (firn_cache_fixed_bytes(cache) > 0 && n > 0) {
             rig_state_verify(&view, k);
         }
     }

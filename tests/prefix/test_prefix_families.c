@@ -206,7 +206,7 @@ static void window_blocks_that_a_row_shares_are_passed_over(void **state)
 
 /* ---- fixed-size state ---- */
 
-static const char *const fixed_mixtures[] = { "c", "pc", "cp", "wc", "pwc", "b", "pb" };
+static const char *const fixed_mixtures[] = { "c", "pc", "cp", "wc", "pwc", "b", "pb", "h", "wh" };
 
 /* Keys and state agree at every count: a state that was one token off would show in its hash. */
 static void a_state_is_resumed_at_its_own_count_only(void **state)
@@ -278,7 +278,7 @@ static void put_turn(const firn_token *turn, uint32_t n_prompt, uint32_t n)
 static void one_turn_serves_the_next(void **state)
 {
     (void)state;
-    static const char *const mixtures[] = { "pp", "w", "pvw", "c", "pc", "wc", "b", "vwcb" };
+    static const char *const mixtures[] = { "pp", "w", "pvw", "c", "pc", "wc", "b", "h", "vwch" };
     for (size_t m = 0; m < sizeof mixtures / sizeof mixtures[0]; m++) {
         start(mixtures[m], 100, (firn_prefix_options){ 0 });
         const bool fixed = rig.prefix->families.n_fixed > 0;
@@ -404,8 +404,8 @@ static void state_that_does_not_fit_with_its_blocks_is_not_kept(void **state)
 static void a_row_holds_what_was_projected(void **state)
 {
     (void)state;
-    static const char *const mixtures[] = { "p", "w", "c", "b" };
-    for (size_t m = 0; m < 4; m++) {
+    static const char *const mixtures[] = { "p", "w", "c", "b", "h" };
+    for (size_t m = 0; m < sizeof mixtures / sizeof mixtures[0]; m++) {
         start(mixtures[m], 100, (firn_prefix_options){ 0 });
         rig_tokens(tokens, RIG_TOKENS_MAX, 2);
         for (uint32_t n = 1; n < 700; n += n < 260 ? 1 : 37) {
@@ -459,7 +459,7 @@ static void let_stores_end(void)
 static void a_turn_is_stored_and_comes_back_after_a_restart(void **state)
 {
     (void)state;
-    static const char *const mixtures[] = { "pp", "w", "pvw", "c", "pc", "wc", "b", "vwcb" };
+    static const char *const mixtures[] = { "pp", "w", "pvw", "c", "pc", "wc", "b", "h", "vwch" };
     for (size_t m = 0; m < sizeof mixtures / sizeof mixtures[0]; m++) {
         start_over_tier(mixtures[m], (firn_prefix_options){ 0 });
         const bool fixed = rig.prefix->families.n_fixed > 0;

@@ -311,7 +311,7 @@ static uint64_t run(const char *mixture, uint64_t seed, uint32_t n_nodes_max, bo
     return w.n_tier_tokens;
 }
 
-static const char *const mixtures[] = { "w", "pw", "pvw", "c", "pc", "wc", "b", "vwcb" };
+static const char *const mixtures[] = { "w", "pw", "pvw", "c", "pc", "wc", "b", "h", "vwcb" };
 
 enum { N_MIXTURES = sizeof mixtures / sizeof mixtures[0] };
 

@@ -1,11 +1,14 @@
 /*
- * The real recurrent layouts through the disk: a model of two of them and an attention layer is stored, restored by
- * another process's view of the directory, and goes on as if it had never stopped, to the bit.
+ * The real recurrent layouts through the disk: a model of two of them, attention, and both in one layer is stored,
+ * restored by another process's view of the directory, and goes on as if it had never stopped, to the bit.
  */
 #include "layout/recurrent_rig.h"
 #include "tier/tier_fixture.h"
 
-enum { LAYERS = 3, N = 150, MORE = 70 };
+enum { LAYERS = 4, N = 150, MORE = 70 };
+
+static const firn_cache_options beside = { .layout = "ssm:mamba2", .n_kv_heads = 1, .head_dim = 8, .value_dim = 4,
+                                           .n_state_heads = 2, .conv_width = 3 };
 
 static const firn_cache_options layers[LAYERS] = {
     { .layout = "ssm:gated-delta", .n_kv_heads = 2, .head_dim = 5, .value_dim = 32, .n_state_heads = 6,
@@ -13,6 +16,8 @@ static const firn_cache_options layers[LAYERS] = {
     { .layout = "kv:window", .dtype = FIRN_DTYPE_F16, .n_kv_heads = 2, .head_dim = 8, .window = 90,
       .kernel = "scalar" },
     { .layout = "ssm:mamba2", .n_kv_heads = 1, .head_dim = 16, .value_dim = 8, .n_state_heads = 3, .conv_width = 4,
+      .kernel = "scalar" },
+    { .layout = "hybrid", .attention = "kv:plain", .n_kv_heads = 1, .head_dim = 32, .recurrent = &beside,
       .kernel = "scalar" },
 };
 
@@ -24,7 +29,9 @@ static void feed(firn_cache *const caches[LAYERS], const firn_token *tokens, uin
         ids[i] = fixture_mix(tokens[from + i] + ((uint64_t)(from + i) << 32));
     }
     for (uint32_t layer = 0; layer < LAYERS; layer++) {
-        if (firn_cache_fixed_bytes(caches[layer]) > 0) {
+        if (layers[layer].recurrent != NULL) {
+            assert_ok(rig_feed(caches[layer], ids, &n, NULL, NULL));
+        } else if (firn_cache_fixed_bytes(caches[layer]) > 0) {
             assert_ok(recurrent_feed(caches[layer], ids, &n, NULL, NULL, NULL));
         } else {
             const size_t width = (size_t)layers[layer].n_kv_heads * layers[layer].head_dim;
