@@ -1,7 +1,7 @@
 #!/bin/sh
 # What `make bench` runs: `firn bench` on a synthetic model of 450M parameters, then the programs of this folder.
 # FIRN_OUT is the build folder, where the model is kept. BENCH_THREADS (2), BENCH_TTFT (8000 tokens), BENCH_RUNS (5),
-# BENCH_MODEL (another GGUF file).
+# BENCH_MODEL (another GGUF file), BENCH_DEEP (8192,32768 tokens of context), BENCH_KV (f16 q8 q4 turbo).
 set -eu
 cd "$(dirname "$0")/.."
 : "${FIRN_OUT:=$PWD/build}"
@@ -25,6 +25,13 @@ fi
 
 "$FIRN_OUT/firn" bench -m "$model" --threads "$threads" --prompt 512 --gen 64 --batch 1,4 \
     --runs "${BENCH_RUNS:-5}" --ttft "${BENCH_TTFT:-8000}" --cache-dir "$FIRN_OUT"
+
+# Each scheme for keys and values at the end of long contexts.
+for kv in ${BENCH_KV:-f16 q8 q4 turbo}; do
+    echo
+    "$FIRN_OUT/firn" bench -m "$model" --threads "$threads" --prompt 0 --gen 64 --runs "${BENCH_RUNS:-5}" \
+        --deep "${BENCH_DEEP:-8192,32768}" --kv "$kv"
+done
 
 for program in "$FIRN_OUT"/bench/bench_*; do
     [ -f "$program" ] && [ -x "$program" ] || continue

@@ -86,8 +86,7 @@ static firn_status init(forward_bench *f, firni_bench *bench, firn_error *err)
     return FIRN_OK;
 }
 
-/* Greedy, as a caller would do it: choosing a token is part of a step's time. */
-static firn_token best_token(const float *logits, uint32_t n_vocab)
+firn_token firni_bench_best_token(const float *logits, uint32_t n_vocab)
 {
     firn_token best = 0;
     for (uint32_t i = 1; i < n_vocab; i++) {
@@ -270,7 +269,7 @@ static firn_status run_decode(forward_bench *f, uint32_t n_rows, firn_token *ans
         };
         status = firn_model_forward(f->model, &input, err);
         for (uint32_t row = 0; row < n_rows && status == FIRN_OK; row++) {
-            f->next[row] = best_token(f->logits + (size_t)row * f->n_vocab, f->n_vocab);
+            f->next[row] = firni_bench_best_token(f->logits + (size_t)row * f->n_vocab, f->n_vocab);
         }
         answer[step] = f->next[0];
     }

@@ -3,6 +3,7 @@
  *
  *   cmd_bench.c      flags, the order of things
  *   bench_forward.c  prefill and decode: the model driven directly, over ragged caches
+ *   bench_deep.c     decode at the end of long contexts, whose state is made up
  *   bench_ttft.c     time to first token through the engine: cold, from RAM, from disk
  *   bench_resume.c   time to first token after a restart: the same prompt, its continuation, a branch
  *   bench_request.c  one request through an engine
@@ -21,6 +22,7 @@
 
 #define FIRNI_BENCH_RUNS_MAX 64u
 #define FIRNI_BENCH_BATCHES_MAX 8u
+#define FIRNI_BENCH_DEPTHS_MAX 8u
 
 /* One number, measured several times. */
 typedef struct firni_sample {
@@ -42,6 +44,8 @@ typedef struct firni_bench_options {
     uint32_t batches[FIRNI_BENCH_BATCHES_MAX];
     uint32_t n_batches;
     uint32_t n_chunk;       /* prompt tokens per forward */
+    uint32_t deep[FIRNI_BENCH_DEPTHS_MAX]; /* contexts of made-up state, more than n_gen tokens each */
+    uint32_t n_deep;
     uint32_t n_ttft;        /* 0: no time to first token */
     uint32_t n_resume;      /* tokens of the prompt of a restart; 0: no restarts */
     uint32_t n_draft;       /* tokens of the answers that compare speculation with plain decoding; 0: no */
@@ -56,6 +60,14 @@ typedef struct firni_bench_decode {
     firni_sample tokens_per_second; /* all rows together */
     uint64_t step_bytes;            /* weights and mean key/value bytes that a step reads */
 } firni_bench_decode;
+
+/* Decode of one row whose context ends up at n_depth tokens. */
+typedef struct firni_bench_deep {
+    uint32_t n_depth;
+    uint64_t token_bytes;           /* of state that a token adds */
+    uint64_t row_bytes;             /* what the row holds in the end */
+    firni_sample tokens_per_second;
+} firni_bench_deep;
 
 typedef struct firni_bench_ttft {
     uint32_t n_tokens;              /* of the prompt */
@@ -104,6 +116,7 @@ typedef struct firni_bench {
     firni_sample prefill_rate;      /* tokens/s */
     uint64_t prefill_multiply_adds; /* of weights, in one prefill */
     firni_bench_decode decode[FIRNI_BENCH_BATCHES_MAX];
+    firni_bench_deep deep[FIRNI_BENCH_DEPTHS_MAX];
     firni_bench_ttft ttft;
     firni_bench_resume resume;
     firni_bench_draft draft[FIRNI_BENCH_DRAFT_TEXTS];
@@ -140,6 +153,10 @@ firn_status firni_bench_session_close(firni_bench_session *session, firn_error *
 
 /* Fills prefill_rate and decode. Errors: those of the parts; STATE when two ways that must agree to the bit do not. */
 firn_status firni_bench_forward(firni_bench *bench, firn_error *err);
+/* Fills deep. Errors: as before; UNSUPPORTED for layers whose state cannot be made up. */
+firn_status firni_bench_measure_deep(firni_bench *bench, firn_error *err);
+/* Greedy, as a caller would choose: part of a step's time. */
+firn_token firni_bench_best_token(const float *logits, uint32_t n_vocab);
 /* Fills ttft. */
 firn_status firni_bench_measure_ttft(firni_bench *bench, firn_error *err);
 /* Fills resume. */

@@ -102,6 +102,21 @@ static void print_ttft(const firni_bench_ttft *t)
     (void)printf("\n");
 }
 
+static void print_deep(const firni_bench *bench)
+{
+    char size[FIRNI_SIZE_TEXT_BYTES], what[64];
+    (void)printf("\ndecode of %" PRIu32 " tokens at the end of long contexts, kv %s (made-up state: random keys and values in the "
+                 "form they are stored in,\nwhich nobody computed; a step's work depends on how many there are)\n",
+                 bench->options.n_gen, firn_model_get_info(bench->stack->model)->kv);
+    for (uint32_t i = 0; i < bench->options.n_deep; i++) {
+        const firni_bench_deep *deep = &bench->deep[i];
+        (void)snprintf(what, sizeof what, "at %" PRIu32 " tokens", deep->n_depth);
+        print_row(what, &deep->tokens_per_second, 1.0, "tok/s");
+        (void)printf("   %" PRIu64 " bytes of state a token; %s a row\n", deep->token_bytes,
+                     firni_cmd_size_text(deep->row_bytes, size));
+    }
+}
+
 static const char *const turn_names[FIRNI_BENCH_TURNS] = { "same prompt", "continuation", "branch" };
 
 static void print_resume(const firni_bench_resume *r)
@@ -145,8 +160,7 @@ void firni_bench_print(const firni_bench *bench)
     (void)printf("%s: %s %s, %.1f M parameters, %s of packed weights; kernel %s, %" PRIu32 " threads, kv %s\n",
                  info->name, info->architecture, info->weight_type, (double)info->n_params * 1e-6,
                  firni_cmd_size_text(info->weight_bytes, size), info->kernel,
-                 firn_workers_count(bench->stack->workers),
-                 firn_dtype_name(firn_model_schema(bench->stack->model)->layers[0].dtype));
+                 firn_workers_count(bench->stack->workers), info->kv);
     (void)printf("median of %" PRIu32 " runs, least .. most; depth %" PRIu32 "%s, chunk %" PRIu32 "\n\n", o->n_runs,
                  o->n_depth, o->shares_depth ? " shared by all rows" : "", o->n_chunk);
     print_row("memory, streaming read", &bench->stream_rate, 1e9, "GB/s");
@@ -168,6 +182,9 @@ void firni_bench_print(const firni_bench *bench)
         (void)printf("   %.4g per row; reads at %.0f %% of streaming\n",
                      firni_sample_median(&decode->tokens_per_second) / decode->n_rows,
                      100.0 * stream_share(bench, decode));
+    }
+    if (o->n_deep > 0) {
+        print_deep(bench);
     }
     if (o->n_ttft > 0) {
         print_ttft(&bench->ttft);
@@ -202,6 +219,20 @@ static json_t *decode_json(const firni_bench *bench)
                                  sample_json(&decode->tokens_per_second), "step_bytes",
                                  (json_int_t)decode->step_bytes, "stream_share", stream_share(bench, decode)));
         }
+    }
+    return array;
+}
+
+static json_t *deep_json(const firni_bench *bench)
+{
+    json_t *array = json_array();
+    for (uint32_t i = 0; i < bench->options.n_deep; i++) {
+        const firni_bench_deep *deep = &bench->deep[i];
+        (void)json_array_append_new(
+            array, json_pack("{s:I, s:b, s:I, s:I, s:I, s:o}", "depth_tokens", (json_int_t)deep->n_depth,
+                             "state_is_made_up", 1, "tokens", (json_int_t)bench->options.n_gen, "token_bytes",
+                             (json_int_t)deep->token_bytes, "row_bytes", (json_int_t)deep->row_bytes,
+                             "tokens_per_second", sample_json(&deep->tokens_per_second)));
     }
     return array;
 }
@@ -260,10 +291,14 @@ int firni_bench_print_json(const firni_bench *bench)
         (json_int_t)info->n_params, "packed_bytes", (json_int_t)info->weight_bytes, "kv_dtype",
         info->kv, "threads",
         (json_int_t)firn_workers_count(bench->stack->workers), "kernel", info->kernel, "prompt_tokens",
-        (json_int_t)o->n_prompt, "depth_tokens", (json_int_t)o->n_depth, "depth_is_shared", (int)o->shares_depth, "chunk_tokens", (json_int_t)o->n_chunk,
-        "stream_bytes_per_second", sample_json(&bench->stream_rate), "multiply_operations_per_second",
-        sample_json(&bench->multiply_rate), "prefill_tokens_per_second", sample_json(&bench->prefill_rate),
-        "prefill_multiply_share", multiply_share(bench), "decode", decode_json(bench));
+        (json_int_t)o->n_prompt, "depth_tokens", (json_int_t)o->n_depth, "depth_is_shared", (int)o->shares_depth,
+        "chunk_tokens", (json_int_t)o->n_chunk, "stream_bytes_per_second", sample_json(&bench->stream_rate),
+        "multiply_operations_per_second", sample_json(&bench->multiply_rate), "prefill_tokens_per_second",
+        sample_json(&bench->prefill_rate), "prefill_multiply_share", multiply_share(bench), "decode",
+        decode_json(bench));
+    if (object != NULL && o->n_deep > 0) {
+        (void)json_object_set_new(object, "deep", deep_json(bench));
+    }
     if (object != NULL && o->n_ttft > 0) {
         (void)json_object_set_new(object, "ttft", ttft_json(&bench->ttft));
     }

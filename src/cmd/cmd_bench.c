@@ -1,6 +1,7 @@
 /*
  * firn bench: flags and the order of things; see bench_impl.h for what is measured where.
  */
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,10 +10,13 @@
 #include "cmd/bench_impl.h"
 #include "engine/sampler_impl.h"
 
+#define DEPTH_MAX 1048576u
+
 typedef struct bench_flags {
     firni_stack_options stack;
     firni_bench_options bench;
     const char *batches;
+    const char *deep;
     bool json;
 } bench_flags;
 
@@ -33,20 +37,20 @@ void firni_bench_fill_tokens(const firni_bench *bench, uint64_t seed, firn_token
     }
 }
 
-/* "1,4,16"; false when it is something else. */
-static bool parse_batches(const char *text, firni_bench_options *options)
+/* "1,4,16", up to n_max numbers in 1..value_max; false when it is something else. */
+static bool parse_list(const char *text, uint32_t value_max, uint32_t n_max, uint32_t *values, uint32_t *n_values)
 {
-    options->n_batches = 0;
+    *n_values = 0;
     for (const char *at = text;; at++) {
         uint32_t value = 0;
         const char *begin = at;
-        for (; *at >= '0' && *at <= '9' && value <= 256; at++) {
+        for (; *at >= '0' && *at <= '9' && value <= value_max; at++) {
             value = value * 10 + (uint32_t)(*at - '0');
         }
-        if (at == begin || value < 1 || value > 256 || options->n_batches == FIRNI_BENCH_BATCHES_MAX) {
+        if (at == begin || value < 1 || value > value_max || *n_values == n_max) {
             return false;
         }
-        options->batches[options->n_batches++] = value;
+        values[(*n_values)++] = value;
         if (*at != ',') {
             return *at == '\0';
         }
@@ -73,6 +77,10 @@ static int measure(firni_bench *bench, bool json)
     }
     if (status == FIRN_OK) {
         status = firni_bench_multiply(bench, o->n_runs - n_before, &err);
+    }
+    if (status == FIRN_OK && o->n_deep > 0) {
+        firni_cmd_progress(label, 0.4f);
+        status = firni_bench_measure_deep(bench, &err);
     }
     if (status == FIRN_OK && o->n_ttft > 0) {
         firni_cmd_progress(label, 0.5f);
@@ -120,6 +128,8 @@ static int run(const firni_command *self, int argc, char **argv)
           .help = "tokens before the prompt", .min = 0, .max = 1048576 },
         { .name = "share-depth", .kind = FIRNI_FLAG_BOOL, .target = &o->shares_depth,
           .help = "rows share these tokens, as users share a system prompt" },
+        { .name = "deep", .kind = FIRNI_FLAG_STRING, .target = &f.deep, .value_name = "N,N",
+          .help = "also: decode of one row up to such contexts, whose state is made up instead of computed" },
         { .name = "ttft", .kind = FIRNI_FLAG_U32, .target = &o->n_ttft, .value_name = "TOKENS",
           .help = "also: time to first token of such a prompt, cold, from RAM, from disk (0: no; at least 128)",
           .min = 0, .max = 1048576 },
@@ -157,13 +167,23 @@ static int run(const firni_command *self, int argc, char **argv)
     if (done) {
         return status;
     }
-    if (!parse_batches(f.batches, o)) {
+    if (!parse_list(f.batches, 256, FIRNI_BENCH_BATCHES_MAX, o->batches, &o->n_batches)) {
         return firni_cmd_usage(self, "--batch: \"%s\" is not a list of 1 to 8 numbers in 1..256", f.batches);
+    }
+    if (f.deep != NULL && !parse_list(f.deep, DEPTH_MAX, FIRNI_BENCH_DEPTHS_MAX, o->deep, &o->n_deep)) {
+        return firni_cmd_usage(self, "--deep: \"%s\" is not a list of 1 to 8 numbers in 1..%u", f.deep, DEPTH_MAX);
+    }
+    for (uint32_t i = 0; i < o->n_deep; i++) {
+        if (o->n_gen == 0 || o->deep[i] <= o->n_gen) {
+            return firni_cmd_usage(self, "--deep %" PRIu32 " has no room for --gen %" PRIu32 " tokens that are decoded up to it",
+                                   o->deep[i], o->n_gen);
+        }
     }
     o->n_draft = f.stack.draft != NULL ? o->n_draft : 0;
     o->n_draft_max = f.stack.draft_tokens_max;
-    if (o->n_prompt == 0 && o->n_ttft == 0 && o->n_resume == 0 && o->n_draft == 0) {
-        return firni_cmd_usage(self, "--prompt 0 leaves nothing to measure without --ttft, --resume or --draft");
+    if (o->n_prompt == 0 && o->n_deep == 0 && o->n_ttft == 0 && o->n_resume == 0 && o->n_draft == 0) {
+        return firni_cmd_usage(self,
+                               "--prompt 0 leaves nothing to measure without --deep, --ttft, --resume or --draft");
     }
     if (o->n_resume > 0 && o->n_resume < 1024) {
         return firni_cmd_usage(self, "--resume must be at least 1024 tokens");

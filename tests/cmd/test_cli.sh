@@ -224,6 +224,11 @@ measured() {
         out_has '"restore_to_raw"' && out_has '"ram_to_cold"' && [ -z "$(find "$dir" -name 'firn-bench-*')" ]
 }
 check 'bench checks and measures, and leaves nothing behind' measured
+call bench --prompt 0 --gen 4 --runs 2 --deep 70,300 --kv q8
+deep() { exits 0 && out_has 'kv q8 .made-up state' && out_has '^  at 300 tokens .* bytes of state a token'; }
+check 'bench --deep decodes behind made-up state and says so' deep
+call bench --prompt 0 --gen 4 --runs 1 --deep 3
+check 'bench --deep leaves room for what is decoded' usage_says '--deep 3 has no room for --gen 4'
 call bench --prompt 64 --gen 4 --batch 1 --runs 1
 table() { exits 0 && out_has '^  prefill 64 +[0-9.e+]+ tok/s' && out_has '^  decode 4, batch 1 ' && [ ! -s "$dir/err" ]; }
 check 'bench prints a table' table
