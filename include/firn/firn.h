@@ -17,6 +17,7 @@
 #include "firn/disk.h"
 #include "firn/env.h"
 #include "firn/identity.h"
+#include "firn/keep.h"
 #include "firn/prefix.h"
 #include "firn/status.h"
 #include "firn/tier.h"

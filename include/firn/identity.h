@@ -44,6 +44,15 @@ bool firn_identity_explain(const char *text_a, const char *text_b, char *out, si
 /* Root of a namespace's record chain: SHA-256 of identity and namespace. ns is any text up to FIRN_NAMESPACE_BYTES_MAX
  * bytes; NULL means "". */
 #define FIRN_NAMESPACE_BYTES_MAX 255
+/* A namespace may lie below a parent: it reads the parent's state and its own, and writes its own alone, so that what
+ * is common to many is there once and what follows is isolated. It is named by the parent's name, the character U+001F
+ * and a name of its own. Parents may have parents, up to so many levels in all; what is above them is not read. */
+#define FIRN_NAMESPACE_BELOW '\x1f'
+#define FIRN_NAMESPACE_LEVELS_MAX 3
+/* Writes the full name of `name` below `parent` into out; NULL or "" is a parent like any other. Errors: INVALID (too
+ * long, or `name` is empty or contains U+001F itself). */
+firn_status firn_namespace_below(const char *parent, const char *name, char out[FIRN_NAMESPACE_BYTES_MAX + 1],
+                                 firn_error *err);
 firn_digest firn_chain_root(const firn_digest *identity, const char *ns);
 /* Digest of a chain of tokens that extends `parent` by these tokens. */
 firn_digest firn_chain_extend(const firn_digest *parent, const firn_token *tokens, uint32_t n_tokens);

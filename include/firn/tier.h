@@ -73,7 +73,12 @@ typedef struct firn_store_input {
     const char *ns;                  /* NULL: "" */
     const firn_attachment *attachments;
     uint32_t n_attachments;
+    int priority;                    /* -100..100: what is stored at a lower one is evicted first; nothing is evicted
+                                      * for a store of a lower one than its own. What is there already is raised */
 } firn_store_input;
+
+#define FIRN_PRIORITY_MIN (-100)
+#define FIRN_PRIORITY_MAX 100
 
 /* What a flush achieved. durable: nothing is missing and nothing failed. */
 typedef struct firn_flush_report {
@@ -94,6 +99,7 @@ typedef struct firn_tier_stats {
     uint64_t n_hits, n_misses;
     uint64_t n_stores, n_store_refused;
     uint64_t n_evicted, n_quarantined;
+    uint64_t n_pins, pinned_bytes; /* pins by name, and what they keep from being evicted, each record once */
     uint64_t miss_reasons[FIRN_REASON_COUNT];
     firn_reason state;            /* NONE: healthy; else DISK_FULL, READ_ONLY, IO_ERROR, GONE: serving goes on */
 } firn_tier_stats;
@@ -115,6 +121,7 @@ typedef struct firn_tier_ops {
     void (*release)(firn_tier *tier, firn_tier_handle *handle);
     firn_flush_report (*flush)(firn_tier *tier, uint64_t bound_ns); /* optional: nothing to flush */
     void (*get_stats)(firn_tier *tier, firn_tier_stats *out);       /* optional: zeros */
+    const struct firn_keep_ops *keep; /* optional: pins, sessions and objects by key are not kept; firn/keep.h */
     void (*destroy)(firn_tier *tier);
 } firn_tier_ops;
 

@@ -51,6 +51,8 @@ const char *firn_reason_name(firn_reason reason)
         [FIRN_REASON_DISABLED] = "disabled",
         [FIRN_REASON_COUNT_MISMATCH] = "count_mismatch",
         [FIRN_REASON_GONE] = "gone",
+        [FIRN_REASON_PINNED] = "pinned",
+        [FIRN_REASON_PRIORITY] = "priority",
     };
     const unsigned index = (unsigned)reason;
     return index < FIRN_REASON_COUNT && names[index] != NULL ? names[index] : "unknown";

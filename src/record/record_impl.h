@@ -142,6 +142,16 @@ typedef struct firni_field {
 } firni_field;
 firn_digest firni_digest_fields(const char *domain, const firni_field *fields, uint32_t n_fields);
 firn_digest firni_namespace_digest(const char *ns); /* NULL: "" */
+
+/* The names of a namespace and of those above it that it reads, the nearest first (namespace.c). */
+typedef struct firni_levels {
+    uint32_t n;                                                      /* 1 for a namespace without a parent */
+    char names[FIRN_NAMESPACE_LEVELS_MAX][FIRN_NAMESPACE_BYTES_MAX + 1];
+} firni_levels;
+
+void firni_levels_of(const char *ns, firni_levels *out); /* ns: at most FIRN_NAMESPACE_BYTES_MAX bytes; NULL: "" */
+/* Root of the chain that objects with this key hang on, apart from all chains of tokens. */
+firn_digest firni_object_root(const firn_digest *identity, const char *ns, const char *key);
 /* Digest of the object bound to the chain `parent` followed by these tokens. */
 firn_digest firni_chain_object(const firn_digest *parent, const firn_token *tokens, uint32_t n_tokens);
 /* Of a record of any kind: firn_chain_extend() for blocks and tails. */

@@ -125,6 +125,7 @@ static firn_status attach(firni_disk *disk, bool create, firn_error *err)
     disk->n_suspects = 0; /* they were of another generation */
     disk->volume = volume;
     pthread_mutex_unlock(&disk->mutex);
+    firni_pins_load(disk);
     return FIRN_OK;
 }
 
@@ -343,6 +344,7 @@ static void destroy_now(void *ctx)
     for (uint32_t i = 0; i < disk->n_touches; i++) {
         firni_handle_unref(disk->touches[i].handle);
     }
+    firni_pins_release(disk);
     assert(disk->handles == NULL); /* all handles were released before */
     firni_volume_close(disk->volume);
     firni_plan_deinit(&disk->plan);
@@ -382,6 +384,7 @@ static const firn_tier_ops disk_ops = {
     .release = firni_disk_release,
     .flush = flush,
     .get_stats = get_stats,
+    .keep = &firni_disk_keep,
     .destroy = destroy,
 };
 
@@ -420,7 +423,7 @@ static firn_status fit_budget(firni_disk *disk, firn_error *err)
     }
     pthread_mutex_lock(&disk->writer);
     if (firni_volume_physical_bytes(volume) > disk->options.budget_bytes) {
-        (void)firni_disk_make_room(disk, volume, 0, 0);
+        (void)firni_disk_make_room(disk, volume, 0, 0, FIRN_PRIORITY_MAX);
     }
     pthread_mutex_unlock(&disk->writer);
     firni_disk_leave(disk, volume);

@@ -25,6 +25,7 @@ typedef struct audit {
     MDB_txn *txn;
     audited *list;
     uint64_t n, capacity;
+    bool has_links;      /* namespaces below namespaces: a use may leave records beside its way untouched */
     uint64_t file_bytes; /* physical, as the directory says */
     bool io_failed;
     firn_error *err;
@@ -56,7 +57,8 @@ static firn_status collect(audit *job, firni_which which)
         job->list[job->n++] = (audited){ .entry = entry, .parent = firni_key_parent(&key), .which = which };
         firni_key found;
         firni_entry oldest;
-        if (firni_index_oldest(&job->volume->index, job->txn, entry.stamp, &found, &oldest) != 0 ||
+        const firni_rank rank = { .priority = entry.priority, .stamp = entry.stamp };
+        if (firni_index_oldest(&job->volume->index, job->txn, rank, &found, &oldest) != 0 ||
             found.which != which || found.n_bytes != key.n_bytes || memcmp(found.bytes, key.bytes, key.n_bytes) != 0) {
             return fail(job, "an entry's stamp does not lead back to it", entry.stamp);
         }
@@ -71,18 +73,33 @@ static firn_status collect(audit *job, firni_which which)
     return code == MDB_NOTFOUND ? FIRN_OK : fail(job, "the index cannot be read", job->n);
 }
 
-/* A checkpoint lies on a record of the chain: it begins with the checkpoint's tokens. */
+/* Whether a record begins with the checkpoint's tokens. */
+static bool lies_on_record(const audit *job, const firni_key *key)
+{
+    firni_key cover = *key;
+    firni_entry record;
+    cover.which = FIRNI_RECORDS;
+    return firni_index_get(&job->volume->index, job->txn, &cover, &record) == 0 ||
+           (firni_index_next(&job->volume->index, job->txn, &cover, &record) == 0 && cover.n_bytes >= key->n_bytes &&
+            memcmp(cover.bytes, key->bytes, key->n_bytes) == 0);
+}
+
+/* A checkpoint lies on a record of the chain, or on one of a namespace above it. */
 static firn_status check_checkpoints(const audit *job)
 {
     firni_key key = { .which = FIRNI_CHECKPOINTS };
-    firni_entry entry, record;
+    firni_entry entry;
     firni_code code;
     while ((code = firni_index_next(&job->volume->index, job->txn, &key, &entry)) == 0) {
-        firni_key cover = key;
-        cover.which = FIRNI_RECORDS;
-        if (firni_index_get(&job->volume->index, job->txn, &cover, &record) != 0 &&
-            (firni_index_next(&job->volume->index, job->txn, &cover, &record) != 0 || cover.n_bytes < key.n_bytes ||
-             memcmp(cover.bytes, key.bytes, key.n_bytes) != 0)) {
+        firni_key other = key;
+        firn_digest source = { { 0 } };
+        const firn_digest target = firni_key_parent(&key);
+        bool lies = lies_on_record(job, &key);
+        while (!lies && firni_index_next_source(&job->volume->index, job->txn, &target, &source) == 0) {
+            memcpy(other.bytes, source.bytes, sizeof source.bytes);
+            lies = lies_on_record(job, &other);
+        }
+        if (!lies) {
             return fail(job, "a checkpoint has lost the record it lies on", entry.first_token + entry.n_tokens);
         }
     }
@@ -108,23 +125,47 @@ static int by_place(const void *a, const void *b)
 
 /* ---- rules ------------------------------------------------------------------------------------------------------- */
 
+static const audited *find_digest(const audit *job, const firn_digest *digest)
+{
+    const audited wanted = { .entry = { .digest = *digest } };
+    return bsearch(&wanted, job->list, (size_t)job->n, sizeof *job->list, by_digest);
+}
+
+static bool goes_before(const firni_entry *a, const firni_entry *b)
+{
+    return a->priority != b->priority ? a->priority < b->priority : a->stamp <= b->stamp;
+}
+
+/* The record that a chain goes on from: of the same namespace, or one above it. Where both have it, the one that goes
+ * later: a use touches only the one that it found. */
+static const audited *find_parent(const audit *job, const audited *child)
+{
+    const audited *parent = find_digest(job, &child->parent);
+    firn_digest source = { { 0 } };
+    while ((parent == NULL || goes_before(&parent->entry, &child->entry)) &&
+           firni_index_next_source(&job->volume->index, job->txn, &child->parent, &source) == 0) {
+        const audited *above = find_digest(job, &source);
+        parent = above != NULL ? above : parent;
+    }
+    return parent;
+}
+
 /* Every record but the first of a chain has its parent: a prefix is stored whole or not at all. */
 static firn_status check_parents(const audit *job)
 {
     for (uint64_t i = 0; i < job->n; i++) {
         const audited *child = &job->list[i];
-        audited wanted = { .entry = { .digest = child->parent } };
         const bool is_first = child->entry.first_token == 0;
-        if (is_first != firni_digest_equal(&child->parent, &child->entry.root)) {
+        const bool is_keyed = child->entry.kind == FIRNI_RECORD_OBJECT && is_first && child->entry.n_tokens == 0;
+        if (is_first != firni_digest_equal(&child->parent, &child->entry.root) && !is_keyed) {
             return fail(job, "a record is not where its chain begins", child->entry.first_token);
         }
-        const audited *parent =
-            is_first ? NULL : bsearch(&wanted, job->list, (size_t)job->n, sizeof *job->list, by_digest);
+        const audited *parent = is_first ? NULL : find_parent(job, child);
         if (!is_first &&
             (parent == NULL || parent->entry.first_token + FIRN_BLOCK_TOKENS != child->entry.first_token)) {
             return fail(job, "a record has lost its parent", child->entry.first_token);
         }
-        if (parent != NULL && parent->entry.stamp <= child->entry.stamp) {
+        if (parent != NULL && !job->has_links && goes_before(&parent->entry, &child->entry)) {
             return fail(job, "a parent would be evicted before its child", child->entry.stamp);
         }
     }
@@ -235,6 +276,10 @@ firn_status firn_disk_check(firn_tier *tier, firn_error *err)
     pthread_mutex_lock(&disk->writer);
     if (firni_index_begin(&job.volume->index, true, &job.txn) != 0) {
         status = fail(&job, "the index cannot be read", 0);
+    }
+    MDB_stat links;
+    if (status == FIRN_OK) {
+        job.has_links = mdb_stat(job.txn, job.volume->index.links, &links) == 0 && links.ms_entries > 0;
     }
     for (unsigned which = FIRNI_RECORDS; which <= FIRNI_WHICH_LAST && status == FIRN_OK; which++) {
         status = collect(&job, (firni_which)which);

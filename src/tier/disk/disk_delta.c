@@ -96,22 +96,20 @@ static void describe_chain(firni_store_job *job)
     const firn_store_input *input = job->input;
     const firni_plan *plan = &job->disk->plan;
     firn_tier_handle *handle = job->handle;
-    handle->root = firn_chain_root(&job->disk->options.schema->identity, input->ns);
-    handle->ns = firni_namespace_digest(input->ns);
-    handle->n_records = job->n_blocks;
-    const firn_digest *parent = &handle->root;
     for (uint32_t i = 0; i < job->n_blocks; i++) {
         firni_entry *entry = &handle->entries[i];
         const uint32_t first = i * FIRN_BLOCK_TOKENS;
         entry->first_token = first;
         entry->n_tokens = input->n_tokens - first < FIRN_BLOCK_TOKENS ? input->n_tokens - first : FIRN_BLOCK_TOKENS;
         entry->kind = entry->n_tokens == FIRN_BLOCK_TOKENS ? FIRNI_RECORD_BLOCK : FIRNI_RECORD_TAIL;
-        entry->digest = firn_chain_extend(parent, input->tokens + first, entry->n_tokens);
-        entry->root = handle->root;
+        entry->digest = firn_chain_extend(firni_handle_parent(handle, 0, i), input->tokens + first, entry->n_tokens);
+        entry->root = handle->roots[0];
+        entry->priority = (int8_t)input->priority;
         entry->reusable_from = job->reusable_from;
         entry->n_full = (uint16_t)plan->n_full;
         entry->n_window = (uint16_t)plan->n_window[kinds_held(job, i)];
-        parent = &entry->digest;
+        handle->n_records = i + 1;
+        firni_handle_extend(handle, 0, input->tokens + first, entry->n_tokens);
     }
     if (input->n_tokens > 0) {
         memcpy(handle->tokens, input->tokens, input->n_tokens * sizeof *handle->tokens);
@@ -132,8 +130,14 @@ firn_reason firni_store_prepare(firni_store_job *job)
     job->touched = firni_calloc(disk->env, (size_t)job->n_blocks + 1, sizeof *job->touched);
     job->pending = firni_calloc(disk->env, (size_t)job->n_blocks + 2, sizeof *job->pending);
     if (job->views == NULL || job->first_window == NULL || job->handle == NULL || job->touched == NULL ||
-        job->pending == NULL) {
+        job->pending == NULL ||
+        !firni_handle_set_namespace(job->handle, &disk->options.schema->identity, input->ns)) {
         return FIRN_REASON_NO_MEMORY;
+    }
+    job->handle->priority = (int8_t)input->priority;
+    if (job->keyed != NULL) {
+        job->handle->is_keyed = true;
+        job->handle->key_root = firni_object_root(&disk->options.schema->identity, input->ns, job->keyed->name);
     }
     const firn_reason reason = check_caches(job);
     if (reason == FIRN_REASON_NONE) {
@@ -181,40 +185,65 @@ static firni_code find_cover(const firni_store_job *job, MDB_txn *txn, const fir
     return 0;
 }
 
-/* Block i of the chain: served by what is there, or new. */
+/* What serves for block i in one level's chain: the record of its tokens, or one that covers a tail. *is_there: a record
+ * has the block's own key, whether it serves or not; *found is that one then, unless another serves. */
+static firni_code find_serving(const firni_store_job *job, MDB_txn *txn, uint32_t level, uint32_t i, firni_key *key,
+                               firni_entry *found, bool *is_there, bool *is_served)
+{
+    const firn_tier_handle *handle = job->handle;
+    const firni_entry *wanted = &handle->entries[i];
+    *key = firni_key_make(FIRNI_RECORDS, firni_handle_parent(handle, level, i), handle->tokens + wanted->first_token,
+                          wanted->n_tokens);
+    firni_code code = firni_index_get(&job->volume->index, txn, key, found);
+    *is_there = code == 0;
+    *is_served = *is_there && serves(found, wanted);
+    if (code != 0 && code != MDB_NOTFOUND) {
+        return code;
+    }
+    if (!*is_served && wanted->kind == FIRNI_RECORD_TAIL) {
+        firni_key cover;
+        firni_entry cover_entry;
+        code = find_cover(job, txn, key, wanted, &cover, &cover_entry, is_served);
+        if (code != 0) {
+            return code;
+        }
+        if (*is_served) {
+            *key = cover;
+            *found = cover_entry;
+        }
+    }
+    return 0;
+}
+
+/* Block i of the chain: served by what is there, of the namespace's own or of one above it, or new. */
 static firni_code find_new_block(firni_store_job *job, MDB_txn *txn, uint32_t i)
 {
     firn_tier_handle *handle = job->handle;
     firni_entry *wanted = &handle->entries[i];
-    const firni_key key = firni_handle_key(handle, i);
-    firni_entry found;
-    firni_code code = firni_index_get(&job->volume->index, txn, &key, &found);
-    const bool is_there = code == 0;
-    if (code != 0 && code != MDB_NOTFOUND) {
+    firni_entry own, found;
+    firni_key own_key, key;
+    bool is_there = false, is_other, is_served = false;
+    firni_code code = find_serving(job, txn, 0, i, &own_key, &own, &is_there, &is_served);
+    key = own_key;
+    found = own;
+    uint32_t level = 0;
+    while (code == 0 && !is_served && ++level < handle->n_levels) {
+        code = find_serving(job, txn, level, i, &key, &found, &is_other, &is_served);
+    }
+    if (code != 0) {
         return code;
     }
-    if (is_there && serves(&found, wanted)) {
+    if (is_served) {
         *wanted = found;
+        (void)firni_key_tokens(&key, handle->tokens + found.first_token); /* a cover has more of them */
         job->touched[i] = key;
-        return 0;
-    }
-    bool is_covered = false;
-    firni_key cover;
-    firni_entry cover_entry;
-    if (wanted->kind == FIRNI_RECORD_TAIL) {
-        code = find_cover(job, txn, &key, wanted, &cover, &cover_entry, &is_covered);
-        if (code != 0) {
-            return code;
+        if (handle->level_of != NULL) {
+            handle->level_of[i] = (uint8_t)level;
         }
-    }
-    if (is_covered) {
-        *wanted = cover_entry;
-        (void)firni_key_tokens(&cover, handle->tokens + cover_entry.first_token);
-        job->touched[i] = cover;
     } else {
         const firni_plan *plan = &job->disk->plan;
         const uint32_t n_kinds = firni_plan_kinds_held(plan, wanted->n_window);
-        add_pending(job, &key, wanted, &plan->blocks[n_kinds], is_there ? &found : NULL);
+        add_pending(job, &own_key, wanted, &plan->blocks[n_kinds], is_there ? &own : NULL);
     }
     return 0;
 }
@@ -227,17 +256,21 @@ static firni_code find_new_checkpoint(firni_store_job *job, MDB_txn *txn)
     if (job->disk->plan.n_fixed == 0 || n_tokens == 0) {
         return 0;
     }
-    handle->checkpoint_key = firni_checkpoint_key(handle, n_tokens);
-    firni_entry found;
-    const firni_code code = firni_index_get(&job->volume->index, txn, &handle->checkpoint_key, &found);
-    if (code != 0 && code != MDB_NOTFOUND) {
-        return code;
-    }
+    firni_entry found = { 0 };
+    firni_code code = MDB_NOTFOUND;
     handle->has_checkpoint = true;
-    if (code == 0 && !found.is_quarantined) {
-        handle->checkpoint = found;
-        job->touches_checkpoint = true;
-        return 0;
+    for (uint32_t level = handle->n_levels; level-- > 0;) { /* the own one last, for its key */
+        handle->checkpoint_key = firni_checkpoint_key(handle, level, n_tokens);
+        handle->checkpoint_level = (uint8_t)level;
+        code = firni_index_get(&job->volume->index, txn, &handle->checkpoint_key, &found);
+        if (code == 0 && !found.is_quarantined) {
+            handle->checkpoint = found;
+            job->touches_checkpoint = true;
+            return 0;
+        }
+        if (code != 0 && code != MDB_NOTFOUND) {
+            return code;
+        }
     }
     const uint32_t first = (n_tokens - 1) / FIRN_BLOCK_TOKENS * FIRN_BLOCK_TOKENS;
     const firn_digest parent = firni_key_parent(&handle->checkpoint_key);
@@ -248,7 +281,8 @@ static firni_code find_new_checkpoint(firni_store_job *job, MDB_txn *txn)
         .reusable_from = job->reusable_from,
         .n_fixed = (uint16_t)job->disk->plan.n_fixed,
         .digest = firni_chain_record(FIRNI_RECORD_CHECKPOINT, &parent, handle->tokens + first, n_tokens - first),
-        .root = handle->root,
+        .root = handle->roots[0],
+        .priority = (int8_t)job->input->priority,
     };
     add_pending(job, &handle->checkpoint_key, &handle->checkpoint, &job->disk->plan.checkpoint,
                 code == 0 ? &found : NULL);

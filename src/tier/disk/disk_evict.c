@@ -1,8 +1,9 @@
 /*
  * Room: eviction, expiry, and the upkeep of what lookups and reads left to be written down.
  *
- * The victim is the entry with the lowest stamp that is not pinned and that nothing depends on: it has no children, and
- * no checkpoint lies on it alone. A use of a chain gives its root the highest stamp and its checkpoint one below all
+ * The victim is the entry of the lowest priority, and among those with the lowest stamp, that is not pinned and that
+ * nothing depends on: it has no children, and no checkpoint lies on it alone. A store evicts nothing of a higher priority
+ * than its own. A use of a chain gives its root the highest stamp and its checkpoint one below all
  * records, so in the order of stamps a child always comes before its parent, and tails go before heads:
  *
  *      use 1 of A-B-C    stamps  A 13  B 12  C 11
@@ -20,8 +21,8 @@
  * and only then is anything written. The last term is what makes the others possible: an eviction writes index pages
  * before it frees anything, so it must never be the one that has no room.
  *
- * Expiry is eviction with another condition to stop. A time to live counts from the last use, so the order of stamps is
- * also the order of expiry, and a parent never expires before its children.
+ * Expiry is eviction with another condition to stop. A time to live counts from the last use, so the order of stamps is,
+ * within a priority, also the order of expiry, and a parent never expires before its children.
  */
 #include <assert.h>
 #include <errno.h>
@@ -58,15 +59,26 @@ bool firni_disk_reserve_condemned(firni_disk *disk, uint32_t n)
 
 /* Asking for pins and condemning are one step under the mutex. Between two steps a lookup could pin what is about to
  * go. */
-bool firni_disk_condemn(firni_disk *disk, const firni_entry *entry, const firn_tier_handle *own)
+static bool condemn(firni_disk *disk, const firni_entry *entry, const firn_tier_handle *own, bool but_standing)
 {
     pthread_mutex_lock(&disk->mutex);
-    const bool may_go = disk->n_condemned < disk->n_condemned_max && !firni_disk_is_pinned_locked(disk, entry, own);
+    const bool may_go = disk->n_condemned < disk->n_condemned_max &&
+                        !firni_disk_is_pinned_locked(disk, entry, own, but_standing);
     if (may_go) {
         disk->condemned[disk->n_condemned++] = entry->digest;
     }
     pthread_mutex_unlock(&disk->mutex);
     return may_go;
+}
+
+bool firni_disk_condemn(firni_disk *disk, const firni_entry *entry, const firn_tier_handle *own)
+{
+    return condemn(disk, entry, own, false);
+}
+
+bool firni_disk_condemn_replaced(firni_disk *disk, const firni_entry *entry, const firn_tier_handle *own)
+{
+    return condemn(disk, entry, own, true);
 }
 
 /* The epoch tells lookups that began before the commit that what they read may be gone. After an abort nothing changed,
@@ -87,6 +99,10 @@ typedef struct batch {
     firni_volume *volume;
     MDB_txn *txn;
     bool only_expired;
+    int priority_max;           /* what is of more is left alone */
+    bool is_outranked;          /* something was */
+    const firni_key *keys;      /* these instead of the oldest, where not NULL */
+    uint32_t n_keys;
     uint64_t n_bytes_wanted;
     uint32_t n_wanted;
     firni_place victims[FIRNI_EVICT_BATCH];
@@ -96,43 +112,62 @@ typedef struct batch {
     uint32_t n_emptied;
 } batch;
 
-/* Takes victims out of the index, in the order of their stamps. */
+/* Takes one out of the index, unless something depends on it or somebody pinned it. */
+static firni_code take(batch *job, const firni_key *key, const firni_entry *entry)
+{
+    bool has_dependants = false;
+    firni_code code = firni_index_has_dependants(&job->volume->index, job->txn, key, entry, &has_dependants);
+    if (code == 0 && !has_dependants && firni_disk_condemn(job->disk, entry, NULL)) {
+        code = firni_index_remove(&job->volume->index, job->txn, key, entry);
+        job->victims[job->n_victims++] = entry->place;
+        job->n_bytes += entry->place.n_bytes;
+    }
+    return code;
+}
+
+/* Takes victims out of the index, in the order of their ranks. */
 static firni_code choose(batch *job)
 {
     const firni_index *index = &job->volume->index;
-    uint64_t stamp_min = 0;
+    firni_rank rank = { .priority = FIRN_PRIORITY_MIN };
     while (job->n_victims < FIRNI_EVICT_BATCH &&
            (job->only_expired || job->n_bytes < job->n_bytes_wanted || job->n_victims < job->n_wanted)) {
         firni_key key;
         firni_entry entry;
-        firni_code code = firni_index_oldest(index, job->txn, stamp_min, &key, &entry);
+        firni_code code = firni_index_oldest(index, job->txn, rank, &key, &entry);
         if (code == MDB_NOTFOUND) {
             return 0;
         }
         if (code != 0) {
             return code;
         }
-        stamp_min = entry.stamp + 1;
+        rank = (firni_rank){ .priority = entry.priority, .stamp = entry.stamp + 1 };
         if (job->only_expired && !firni_disk_is_expired(job->disk, entry.stamp)) {
-            return 0; /* the rest is younger */
+            rank = (firni_rank){ .priority = entry.priority + 1 }; /* the rest of this priority is younger */
+            continue;
         }
-        bool has_children = false;
-        if (key.which == FIRNI_RECORDS) {
-            code = firni_index_has_children(index, job->txn, &entry.digest, &has_children);
+        if (entry.priority > job->priority_max) {
+            job->is_outranked = true;
+            return 0;
         }
-        if (code == 0 && key.which == FIRNI_RECORDS && !has_children) {
-            code = firni_index_has_checkpoint(index, job->txn, &key, &has_children);
-        }
-        if (code == 0 && !has_children && firni_disk_condemn(job->disk, &entry, NULL)) {
-            code = firni_index_remove(index, job->txn, &key, &entry);
-            job->victims[job->n_victims++] = entry.place;
-            job->n_bytes += entry.place.n_bytes;
-        }
+        code = take(job, &key, &entry);
         if (code != 0) {
             return code;
         }
     }
     return 0;
+}
+
+/* Takes those that were named, in their order. */
+static firni_code choose_named(batch *job)
+{
+    firni_code code = 0;
+    for (uint32_t i = 0; i < job->n_keys && code == 0; i++) {
+        firni_entry entry;
+        code = firni_index_get(&job->volume->index, job->txn, &job->keys[i], &entry);
+        code = code == 0 ? take(job, &job->keys[i], &entry) : code == MDB_NOTFOUND ? 0 : code;
+    }
+    return code;
 }
 
 /* Segments that lost their last entry with this batch: their files are unlinked instead of punched. */
@@ -165,7 +200,7 @@ static firni_code evict_batch(batch *job)
     }
     /* Holes are added before they are logged; after an abort they are taken back, for their records are still named. */
     const uint32_t n_holes_before = volume->n_holes;
-    code = choose(job);
+    code = job->keys != NULL ? choose_named(job) : choose(job);
     if (code == 0) {
         code = drop_emptied(job);
     }
@@ -200,6 +235,23 @@ static firni_code evict_batch(batch *job)
     return 0;
 }
 
+firni_code firni_disk_remove_keys(firni_disk *disk, firni_volume *volume, const firni_key *keys, uint32_t n_keys,
+                                  uint32_t *n_removed)
+{
+    *n_removed = 0;
+    firni_code code = 0;
+    for (uint32_t first = 0; first < n_keys && code == 0; first += FIRNI_EVICT_BATCH) {
+        const uint32_t n_left = n_keys - first;
+        batch job = { .disk = disk,
+                      .volume = volume,
+                      .keys = keys + first,
+                      .n_keys = n_left < FIRNI_EVICT_BATCH ? n_left : FIRNI_EVICT_BATCH };
+        code = evict_batch(&job);
+        *n_removed += job.n_victims;
+    }
+    return code;
+}
+
 /* ---- room -------------------------------------------------------------------------------------------------------- */
 
 /* Bytes above the budget, were n_bytes written and n_entries changed in the index. */
@@ -216,7 +268,7 @@ static uint64_t deficit(const firni_disk *disk, firni_volume *volume, uint64_t n
 /* The loop is bounded: each round removes entries, or ends. Bytes are asked for anew in each round, since punching may
  * give back less than the records' size (shared file system blocks, a file system without holes). */
 static firn_reason evict_until_fits(firni_disk *disk, firni_volume *volume, uint64_t n_bytes, uint64_t n_changed,
-                                    uint32_t n_new)
+                                    uint32_t n_new, int priority)
 {
     const uint64_t n_entries_max = firni_index_entries_max(disk->options.budget_bytes);
     if (deficit(disk, volume, n_bytes, n_changed) > 0 && firni_volume_has_waiting_holes(volume)) {
@@ -234,30 +286,35 @@ static firn_reason evict_until_fits(firni_disk *disk, firni_volume *volume, uint
         }
         batch job = { .disk = disk,
                       .volume = volume,
+                      .priority_max = priority,
                       .n_bytes_wanted = n_bytes_over,
                       .n_wanted = n_entries > n_entries_max ? (uint32_t)(n_entries - n_entries_max) : 0 };
         const firni_code code = evict_batch(&job);
         if (code != 0) {
             return firni_disk_failed(disk, volume, code, "evicting");
         }
-        if (job.n_victims == 0) {
-            return FIRN_REASON_DISK_FULL; /* what is left is promised to somebody */
+        if (job.n_victims == 0 && job.is_outranked) {
+            return FIRN_REASON_PRIORITY;
+        }
+        if (job.n_victims == 0) { /* what is left is promised to somebody */
+            return firni_disk_has_pins(disk) ? FIRN_REASON_PINNED : FIRN_REASON_DISK_FULL;
         }
     }
 }
 
-firn_reason firni_disk_make_room(firni_disk *disk, firni_volume *volume, uint64_t n_bytes, uint32_t n_records)
+firn_reason firni_disk_make_room(firni_disk *disk, firni_volume *volume, uint64_t n_bytes, uint32_t n_records,
+                                 int priority)
 {
     if (n_bytes > disk->options.budget_bytes) {
         return FIRN_REASON_DISK_FULL; /* without emptying the disk for what can not fit */
     }
     if (deficit(disk, volume, n_bytes, n_records) > 0) {
         const firn_reason reason = firni_disk_upkeep(disk, volume); /* so that the order of stamps is the true one */
-        if (reason != FIRN_REASON_NONE && reason != FIRN_REASON_DISK_FULL) {
+        if (reason != FIRN_REASON_NONE && reason != FIRN_REASON_DISK_FULL && reason != FIRN_REASON_PINNED) {
             return reason;
         }
     }
-    return evict_until_fits(disk, volume, n_bytes, n_records, n_records);
+    return evict_until_fits(disk, volume, n_bytes, n_records, n_records, priority);
 }
 
 /* ---- upkeep ------------------------------------------------------------------------------------------------------ */
@@ -290,14 +347,14 @@ static void take_notes(firni_disk *disk, note_list *out)
 
 /* The place tells whether the entry still is the record that was used. */
 static firni_code touch_one(const firni_index *index, MDB_txn *txn, const firni_key *key, const firni_entry *noted,
-                            uint64_t stamp)
+                            uint64_t stamp, int priority)
 {
     firni_entry entry;
     const firni_code code = firni_index_get(index, txn, key, &entry);
     if (code != 0 || !firni_place_equal(&entry.place, &noted->place)) {
         return code == MDB_NOTFOUND ? 0 : code; /* gone, or another record by now */
     }
-    return firni_index_touch(index, txn, key, &entry, stamp);
+    return firni_index_raise(index, txn, key, &entry, stamp, priority);
 }
 
 static firni_code write_touches(const firni_index *index, MDB_txn *txn, const note_list *notes)
@@ -308,14 +365,16 @@ static firni_code write_touches(const firni_index *index, MDB_txn *txn, const no
         const firni_touch *touch = &notes->touches[t - 1];
         const firn_tier_handle *handle = touch->handle;
         if (handle->has_object) {
-            code = touch_one(index, txn, &handle->object_key, &handle->object, touch->stamp);
+            code = touch_one(index, txn, &handle->object_key, &handle->object, touch->stamp, touch->priority);
         }
         if (handle->has_checkpoint && code == 0) {
-            code = touch_one(index, txn, &handle->checkpoint_key, &handle->checkpoint, touch->stamp + 1);
+            code = touch_one(index, txn, &handle->checkpoint_key, &handle->checkpoint, touch->stamp + 1,
+                             touch->priority);
         }
         for (uint32_t i = 0; i < handle->n_records && code == 0; i++) {
             const firni_key key = firni_handle_key(handle, i);
-            code = touch_one(index, txn, &key, &handle->entries[i], touch->stamp + 1 + handle->n_records - i);
+            code = touch_one(index, txn, &key, &handle->entries[i], touch->stamp + 1 + handle->n_records - i,
+                             touch->priority);
         }
     }
     return code;
@@ -374,7 +433,9 @@ static firni_code write_notes(firni_disk *disk, firni_volume *volume, const note
 static firni_code expire(firni_disk *disk, firni_volume *volume)
 {
     for (uint32_t i = 0; disk->options.ttl_ns > 0 && i < EXPIRY_BATCHES_MAX; i++) {
-        batch job = { .disk = disk, .volume = volume, .only_expired = true };
+        batch job = {
+            .disk = disk, .volume = volume, .only_expired = true, .priority_max = FIRN_PRIORITY_MAX
+        };
         const firni_code code = evict_batch(&job);
         if (code != 0 || job.n_victims < FIRNI_EVICT_BATCH) {
             return code;
@@ -387,10 +448,11 @@ firn_reason firni_disk_upkeep(firni_disk *disk, firni_volume *volume)
 {
     assert(!disk->options.read_only);
     note_list noted;
+    firni_disk_expire_pins(disk, volume);
     take_notes(disk, &noted);
     firn_reason reason = FIRN_REASON_NONE;
     if (noted.n_changed > 0) {
-        reason = evict_until_fits(disk, volume, 0, noted.n_changed, 0);
+        reason = evict_until_fits(disk, volume, 0, noted.n_changed, 0, FIRN_PRIORITY_MAX);
         const firni_code code = reason == FIRN_REASON_NONE ? write_notes(disk, volume, &noted) : 0;
         if (code != 0) {
             reason = firni_disk_failed(disk, volume, code, "writing recency");

@@ -26,6 +26,8 @@ firn_tier_handle *firni_handle_create(const firn_env *env, uint32_t n_records, u
     atomic_init(&handle->refs, 1);
     handle->entries = firni_calloc(env, (size_t)n_records + 1, sizeof *handle->entries);
     handle->tokens = firni_calloc(env, (size_t)n_tokens + 1, sizeof *handle->tokens);
+    handle->n_records_max = n_records + 1;
+    handle->priority = FIRN_PRIORITY_MIN; /* of a lookup: it raises nothing */
     if (handle->entries == NULL || handle->tokens == NULL) {
         firni_handle_unref(handle);
         return NULL;
@@ -39,7 +41,56 @@ void firni_handle_unref(firn_tier_handle *handle)
         assert(!handle->is_pinned);
         firni_free(handle->env, handle->entries);
         firni_free(handle->env, handle->tokens);
+        firni_free(handle->env, handle->chains);
+        firni_free(handle->env, handle->level_of);
         firni_free(handle->env, handle);
+    }
+}
+
+bool firni_handle_set_namespace(firn_tier_handle *handle, const firn_digest *identity, const char *ns)
+{
+    firni_levels levels;
+    firni_levels_of(ns, &levels);
+    handle->n_levels = levels.n;
+    for (uint32_t level = 0; level < levels.n; level++) {
+        handle->roots[level] = firn_chain_root(identity, levels.names[level]);
+        handle->nss[level] = firni_namespace_digest(levels.names[level]);
+    }
+    if (levels.n > 1) {
+        handle->chains = firni_calloc(handle->env, (size_t)levels.n * handle->n_records_max, sizeof *handle->chains);
+        handle->level_of = firni_calloc(handle->env, handle->n_records_max, sizeof *handle->level_of);
+    }
+    return levels.n == 1 || (handle->chains != NULL && handle->level_of != NULL);
+}
+
+const firn_digest *firni_handle_parent(const firn_tier_handle *handle, uint32_t level, uint32_t record)
+{
+    assert(level < handle->n_levels && record <= handle->n_records_max);
+    if (record == 0) {
+        return &handle->roots[level];
+    }
+    return handle->chains == NULL ? &handle->entries[record - 1].digest
+                                  : &handle->chains[(size_t)level * handle->n_records_max + record - 1];
+}
+
+uint32_t firni_handle_level(const firn_tier_handle *handle, uint32_t record)
+{
+    return handle->level_of != NULL ? handle->level_of[record] : 0;
+}
+
+/* With one level nothing is hashed: the entry says what its digest is. */
+void firni_handle_extend(firn_tier_handle *handle, uint32_t level, const firn_token *tokens, uint32_t n_tokens)
+{
+    assert(handle->n_records > 0);
+    const uint32_t record = handle->n_records - 1;
+    if (handle->chains == NULL) {
+        return;
+    }
+    handle->level_of[record] = (uint8_t)level;
+    for (uint32_t l = 0; l < handle->n_levels; l++) {
+        handle->chains[(size_t)l * handle->n_records_max + record] =
+            l == level ? handle->entries[record].digest
+                       : firn_chain_extend(firni_handle_parent(handle, l, record), tokens, n_tokens);
     }
 }
 
@@ -77,7 +128,7 @@ void firni_handle_unpin_locked(firni_disk *disk, firn_tier_handle *handle)
 firni_key firni_handle_key(const firn_tier_handle *handle, uint32_t record)
 {
     assert(record < handle->n_records);
-    return firni_key_make(FIRNI_RECORDS, record == 0 ? &handle->root : &handle->entries[record - 1].digest,
+    return firni_key_make(FIRNI_RECORDS, firni_handle_parent(handle, firni_handle_level(handle, record), record),
                           handle->tokens + (size_t)record * FIRN_BLOCK_TOKENS, handle->entries[record].n_tokens);
 }
 
@@ -86,10 +137,11 @@ bool firni_place_equal(const firni_place *a, const firni_place *b)
     return a->segment == b->segment && a->offset == b->offset;
 }
 
-bool firni_disk_is_pinned_locked(const firni_disk *disk, const firni_entry *entry, const firn_tier_handle *own)
+bool firni_disk_is_pinned_locked(const firni_disk *disk, const firni_entry *entry, const firn_tier_handle *own,
+                                 bool but_standing)
 {
     for (const firn_tier_handle *handle = disk->handles; handle != NULL; handle = handle->next) {
-        if (handle != own && firni_handle_names(handle, entry) != NULL) {
+        if (handle != own && !(but_standing && handle->is_standing) && firni_handle_names(handle, entry) != NULL) {
             return true;
         }
     }
@@ -112,6 +164,7 @@ void firni_disk_release(firn_tier *tier, firn_tier_handle *handle)
 static void add_touch_locked(firni_disk *disk, firn_tier_handle *handle, firn_tier_handle **dropped)
 {
     const uint64_t stamp = firni_disk_take_stamps(disk, handle->n_records + 2);
+    int8_t priority = handle->priority;
     for (uint32_t i = 0; i < disk->n_touches; i++) {
         firni_touch *touch = &disk->touches[i];
         if (touch->handle->n_records == handle->n_records && handle->n_records > 0 &&
@@ -120,6 +173,7 @@ static void add_touch_locked(firni_disk *disk, firn_tier_handle *handle, firn_ti
             firni_handle_names(touch->handle, &handle->entries[handle->n_records - 1]) != NULL) {
             /* The same chain again: the later use counts, at the end, where the order of stamps wants it. */
             *dropped = touch->handle;
+            priority = touch->priority > priority ? touch->priority : priority;
             memmove(touch, touch + 1, (disk->n_touches - i - 1) * sizeof *touch);
             disk->n_touches--;
             break;
@@ -127,7 +181,7 @@ static void add_touch_locked(firni_disk *disk, firn_tier_handle *handle, firn_ti
     }
     if (disk->n_touches < FIRNI_TOUCHES_MAX) {
         atomic_fetch_add(&handle->refs, 1);
-        disk->touches[disk->n_touches++] = (firni_touch){ .handle = handle, .stamp = stamp };
+        disk->touches[disk->n_touches++] = (firni_touch){ .handle = handle, .stamp = stamp, .priority = priority };
     }
 }
 

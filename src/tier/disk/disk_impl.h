@@ -8,6 +8,9 @@
  *      index.c         LMDB: environment, transactions, segments, holes          disk_read.c     records -> blocks, verified
  *      index_entry.c   LMDB: records, objects, checkpoints, recency              disk_object.c   attachments
  *      index_root.c    LMDB: namespaces and identities                           disk_delta.c    caches -> what is new
+ *      index_rank.c    LMDB: the order in which entries go                       disk_pin.c      pinned by name
+ *      index_link.c    LMDB: namespaces above namespaces                         disk_keep.c     sessions, lists, forgetting
+ *      index_keep.c    LMDB: what is kept by name                                disk_named.c    objects by key
  *      disk_inspect.c  visit and verify                                          disk_store.c    what is new -> named
  *      disk_check.c    the books, audited                                        disk_write.c    records -> files
  *      disk_worker.c   the threads of asynchronous restores                      disk_evict.c    room, expiry, upkeep
@@ -36,11 +39,12 @@
 
 #include "base/base_impl.h"
 #include "firn/disk.h"
+#include "firn/keep.h"
 #include "record/record_impl.h"
 #include "tier/usable_impl.h"
 
 #define FIRNI_DISK_MARKER        "firn disk tier, format 1\n"
-#define FIRNI_DISK_INDEX_VERSION 1u
+#define FIRNI_DISK_INDEX_VERSION 2u
 #define FIRNI_DISK_BUDGET_MIN    (UINT64_C(64) << 20)
 #define FIRNI_DISK_PATH_MAX      4096u
 #define FIRNI_KEY_BYTES_MAX      (FIRN_DIGEST_BYTES + 4u * FIRN_BLOCK_TOKENS)
@@ -131,12 +135,21 @@ typedef struct firni_entry {
     firni_place place;
     uint64_t created_wall_ns;
     uint64_t stamp;          /* recency: wall time of the last use, made unique */
+    int8_t priority;         /* the highest of those who stored it: lower ones are evicted first */
     firn_digest digest, root;
 } firni_entry;
+
+/* Where an entry stands among those that may go: by priority, then by stamp. */
+typedef struct firni_rank {
+    int priority;
+    uint64_t stamp;
+} firni_rank;
+
 
 typedef struct firni_index {
     MDB_env *env;
     MDB_dbi meta, records, objects, checkpoints, recency, segments, holes, roots, identities, texts;
+    MDB_dbi ranked, links, pins, sessions, keys;
 } firni_index;
 
 typedef struct firni_segment_info {
@@ -168,6 +181,7 @@ firni_code firni_index_last_stamp(const firni_index *index, MDB_txn *txn, uint64
 firni_key firni_key_make(firni_which which, const firn_digest *parent, const firn_token *tokens, uint32_t n_tokens);
 uint32_t firni_key_tokens(const firni_key *key, firn_token tokens[FIRN_BLOCK_TOKENS]); /* returns their number */
 firn_digest firni_key_parent(const firni_key *key);
+bool firni_key_decode(firni_which which, const void *bytes, size_t n_bytes, firni_key *out); /* false: not a key */
 
 firni_code firni_index_get(const firni_index *index, MDB_txn *txn, const firni_key *key, firni_entry *out);
 /* Adds an entry that is not there: recency, namespace, identity and segment counts follow. */
@@ -177,6 +191,9 @@ firni_code firni_index_add(const firni_index *index, MDB_txn *txn, const firni_k
 firni_code firni_index_remove(const firni_index *index, MDB_txn *txn, const firni_key *key, const firni_entry *entry);
 firni_code firni_index_touch(const firni_index *index, MDB_txn *txn, const firni_key *key, firni_entry *entry,
                              uint64_t stamp);
+/* The same, and the entry's priority becomes at least this. */
+firni_code firni_index_raise(const firni_index *index, MDB_txn *txn, const firni_key *key, firni_entry *entry,
+                             uint64_t stamp, int priority);
 firni_code firni_index_quarantine(const firni_index *index, MDB_txn *txn, const firni_key *key, firni_entry *entry);
 /* Whether any entry is the child of this digest. */
 firni_code firni_index_has_children(const firni_index *index, MDB_txn *txn, const firn_digest *digest, bool *out);
@@ -186,8 +203,11 @@ firni_code firni_index_prefix(const firni_index *index, MDB_txn *txn, firni_whic
                               uint32_t n_tokens, firni_key *key, firni_entry *entry);
 /* Whether a checkpoint lies on this record that lies on no other: on records that begin with its tokens. */
 firni_code firni_index_has_checkpoint(const firni_index *index, MDB_txn *txn, const firni_key *record, bool *out);
-/* The least recently used entry with a stamp of at least stamp_min; MDB_NOTFOUND when there is none. */
-firni_code firni_index_oldest(const firni_index *index, MDB_txn *txn, uint64_t stamp_min, firni_key *key,
+/* index_rank.c: the row that says when an entry goes. */
+firni_code firni_index_put_rank(const firni_index *index, MDB_txn *txn, const firni_key *key, firni_rank rank);
+firni_code firni_index_del_rank(const firni_index *index, MDB_txn *txn, firni_rank rank);
+/* The first entry to go of those that stand at rank_min or behind; MDB_NOTFOUND when there is none. */
+firni_code firni_index_oldest(const firni_index *index, MDB_txn *txn, firni_rank rank_min, firni_key *key,
                               firni_entry *entry);
 /* Steps through the entries of one table in key order, after `key` (n_bytes 0: from the start). */
 firni_code firni_index_next(const firni_index *index, MDB_txn *txn, firni_key *key, firni_entry *entry);
@@ -206,6 +226,45 @@ firni_code firni_index_get_identity(const firni_index *index, MDB_txn *txn, cons
                                     const char **text, size_t *n_text, uint64_t *n_roots);
 firni_code firni_index_count(const firni_index *index, MDB_txn *txn, uint64_t *n_entries);
 bool firni_entry_decode(const void *bytes, size_t n_bytes, firni_entry *out);
+
+/* ---- index_link.c ------------------------------------------------------------------------------------------------ */
+
+/* A link says that what hangs on the chain `target`, of one namespace, depends on the record with the digest `source`,
+ * or lies on one of its children: a record of a namespace above. */
+firni_code firni_index_put_link(const firni_index *index, MDB_txn *txn, const firn_digest *source,
+                                const firn_digest *target);
+/* The next source of links to `target` behind *source (zeroed: the first). */
+firni_code firni_index_next_source(const firni_index *index, MDB_txn *txn, const firn_digest *target,
+                                   firn_digest *source);
+/* Whether anything would be lost with this entry: a child, a checkpoint that lies on it alone, or one of these in a
+ * namespace below. Links that lead to nothing any more are dropped: a writing transaction. */
+firni_code firni_index_has_dependants(const firni_index *index, MDB_txn *txn, const firni_key *key,
+                                      const firni_entry *entry, bool *out);
+
+/* ---- index_keep.c ------------------------------------------------------------------------------------------------ */
+
+typedef enum firni_kept_table { FIRNI_PINS, FIRNI_SESSIONS, FIRNI_KEYS } firni_kept_table;
+
+/* A row of what is kept by name. Of a row that was read, all pointers are borrowed from the transaction. */
+typedef struct firni_kept {
+    uint64_t until_wall_ns; /* 0: not pinned */
+    uint64_t used_wall_ns;
+    const char *ns, *name;  /* NUL-terminated */
+    const uint8_t *tokens;  /* u32 each, little-endian */
+    uint32_t n_tokens;
+} firni_kept;
+
+/* The key of a row: pins are named for a whole model, the others for a namespace. */
+firn_digest firni_kept_key(firni_kept_table table, const firn_digest *identity, const char *ns, const char *name);
+uint64_t firni_kept_bytes(const firni_kept *row);
+firni_code firni_index_put_kept(const firni_index *index, MDB_txn *txn, firni_kept_table table,
+                                const firn_digest *identity, const firni_kept *row);
+firni_code firni_index_get_kept(const firni_index *index, MDB_txn *txn, firni_kept_table table, const firn_digest *key,
+                                firni_kept *out);
+firni_code firni_index_del_kept(const firni_index *index, MDB_txn *txn, firni_kept_table table, const firn_digest *key);
+/* The next row of this identity behind *key (zeroed: the first). */
+firni_code firni_index_next_kept(const firni_index *index, MDB_txn *txn, firni_kept_table table,
+                                 const firn_digest *identity, firn_digest *key, firni_kept *out);
 
 /* ---- volume.c ---------------------------------------------------------------------------------------------------- */
 
@@ -287,13 +346,22 @@ struct firn_tier_handle {
     uint64_t generation;         /* of the volume */
     bool is_pinned;              /* in disk->handles; guarded by disk->mutex */
     uint32_t n_pins;             /* who needs the pin: the caller and running restores; guarded by disk->mutex */
+    bool is_standing;            /* of a pin by name: what it names may be replaced by what is better; guarded likewise */
+    bool is_keyed;               /* an object by key alone: no tokens */
+    firn_digest key_root;        /* of an object by key */
+    int8_t priority;             /* of a store: what it writes and uses becomes at least of this one */
     firn_tier_handle *prev, *next;
     uint32_t prefix_len;
     uint32_t n_records;
     firni_entry *entries;        /* [n_records]: blocks, the last may be a tail */
     firn_token *tokens;          /* of all records: beyond prefix_len where the last one is longer */
-    firn_digest root, ns;
+    uint32_t n_levels;           /* the namespace, and those above it that it reads */
+    firn_digest roots[FIRN_NAMESPACE_LEVELS_MAX], nss[FIRN_NAMESPACE_LEVELS_MAX];
+    firn_digest *chains;         /* [n_levels][n_records_max]: each level's digest after a record; NULL with one level */
+    uint8_t *level_of;           /* [n_records_max]: whose record it is; NULL with one level */
+    uint32_t n_records_max;
     bool has_object, has_checkpoint;
+    uint8_t object_level, checkpoint_level;
     firni_entry object;          /* attachments at prefix_len */
     firni_key object_key;
     firni_entry checkpoint;      /* states at prefix_len; there in each handle of a schema with fixed layers */
@@ -303,6 +371,7 @@ struct firn_tier_handle {
 typedef struct firni_touch {
     firn_tier_handle *handle;    /* one reference */
     uint64_t stamp;              /* of its object; its checkpoint gets one more, and so on from tail to root */
+    int8_t priority;             /* what is touched becomes at least of this one */
 } firni_touch;
 
 typedef struct firni_suspect {
@@ -340,6 +409,7 @@ struct firni_disk {
     firn_tier_stats stats;
     pthread_cond_t left;         /* n_inside has become less */
     uint32_t n_inside;           /* stores and flushes that run, also those that nobody waits for any more */
+    struct firni_standing *standing; /* what is pinned by name; disk_pin.c */
     firni_worker *worker;        /* constant after open; NULL without a schema */
 };
 
@@ -367,16 +437,55 @@ void firni_disk_release(firn_tier *tier, firn_tier_handle *handle);
 /* An unpinned handle with room for n_records and n_tokens, one reference; NULL without memory. */
 firn_tier_handle *firni_handle_create(const firn_env *env, uint32_t n_records, uint32_t n_tokens);
 void firni_handle_unref(firn_tier_handle *handle);
+/* Makes it a handle of this namespace, and of those above it. Call once. False without memory. */
+bool firni_handle_set_namespace(firn_tier_handle *handle, const firn_digest *identity, const char *ns);
+/* The level's digest of all tokens before a record, and the namespace's of a record. */
+const firn_digest *firni_handle_parent(const firn_tier_handle *handle, uint32_t level, uint32_t record);
+uint32_t firni_handle_level(const firn_tier_handle *handle, uint32_t record);
+/* Notes what each level's chain is after the handle's last record, which is of `level` and has these tokens. */
+void firni_handle_extend(firn_tier_handle *handle, uint32_t level, const firn_token *tokens, uint32_t n_tokens);
 void firni_handle_pin_locked(firni_disk *disk, firn_tier_handle *handle);   /* mutex held */
 void firni_handle_unpin_locked(firni_disk *disk, firn_tier_handle *handle); /* mutex held */
 firni_key firni_handle_key(const firn_tier_handle *handle, uint32_t record);
-/* By any handle but `own`; mutex held. */
-bool firni_disk_is_pinned_locked(const firni_disk *disk, const firni_entry *entry, const firn_tier_handle *own);
+/* By any handle but `own`; but_standing: and but those of pins by name. Mutex held. */
+bool firni_disk_is_pinned_locked(const firni_disk *disk, const firni_entry *entry, const firn_tier_handle *own,
+                                 bool but_standing);
 bool firni_place_equal(const firni_place *a, const firni_place *b);
 /* Pins what the handle names and notes its use. False: the index changed since `epoch`, or something of it may not be
  * promised any more (condemned, suspect); look up again. */
 bool firni_handle_promise(firni_disk *disk, firn_tier_handle *handle, uint64_t epoch);
 void firni_handle_note_use(firni_disk *disk, firn_tier_handle *handle);
+
+/* A lookup that is not counted. */
+firn_match firni_disk_look_up(firni_disk *disk, const firn_token *tokens, uint32_t n_tokens, const char *ns, bool exact);
+
+/* ---- disk_pin.c, disk_keep.c, disk_named.c ----------------------------------------------------------------------- */
+
+extern const firn_keep_ops firni_disk_keep;
+
+/* What stands pinned by name, of the pins and the objects that the index lists. Called when a volume was attached. */
+void firni_pins_load(firni_disk *disk);
+void firni_pins_release(firni_disk *disk);
+void firni_disk_expire_pins(firni_disk *disk, firni_volume *volume); /* writer held */
+bool firni_disk_has_pins(firni_disk *disk);
+bool firni_disk_is_kept_locked(const firni_disk *disk, const firni_entry *entry); /* by a pin that has not ended */
+/* Takes the handle, in the place of what stood under this name. False without memory; the handle is released. */
+bool firni_pin_stand(firni_disk *disk, firni_kept_table table, const char *ns, const char *name, uint64_t until_wall_ns,
+                     firn_tier_handle *handle);
+bool firni_pin_end(firni_disk *disk, firni_kept_table table, const char *ns, const char *name); /* whether there was one */
+firn_status firni_disk_pin(firn_tier *tier, const firn_pin *pin, firn_error *err);
+firn_status firni_disk_unpin(firn_tier *tier, const char *name, firn_error *err);
+/* Writes a row, or deletes it (row NULL), under the writer's lock and within the budget. */
+firn_status firni_kept_write(firni_disk *disk, firni_kept_table table, const firn_digest *key, const firni_kept *row,
+                             firn_error *err);
+/* Calls visit for each row of the tier's model with a copy, until it returns false. */
+firn_status firni_kept_each(firni_disk *disk, firni_kept_table table, bool (*visit)(void *ctx, const firni_kept *row,
+                            const firn_token *tokens), void *ctx, firn_error *err);
+bool firni_disk_put_object(firn_tier *tier, const firn_object *object, firn_reason *reason);
+firn_tier_handle *firni_disk_find_object(firn_tier *tier, const char *ns, const char *key, firn_reason *reason);
+firn_status firni_disk_remove_object(firn_tier *tier, const char *ns, const char *key, firn_error *err);
+firn_status firni_disk_each_object(firn_tier *tier, bool (*visit)(void *ctx, const firn_object *object), void *ctx,
+                                   firn_error *err);
 
 /* ---- disk_path.c ------------------------------------------------------------------------------------------------- */
 
@@ -386,8 +495,8 @@ const firni_entry *firni_handle_names(const firn_tier_handle *handle, const firn
 bool firni_disk_may_promise_locked(const firni_disk *disk, const firni_entry *entry, firn_reason *obstacle);
 /* The same, and whether it is neither quarantined nor expired. */
 bool firni_disk_may_serve(firni_disk *disk, const firni_entry *entry, firn_reason *obstacle);
-/* The key of the checkpoint at n > 0 tokens, which the handle's records cover. */
-firni_key firni_checkpoint_key(const firn_tier_handle *handle, uint32_t n_tokens);
+/* The key of the checkpoint at n > 0 tokens, which the handle's records cover, in one level's chain. */
+firni_key firni_checkpoint_key(const firn_tier_handle *handle, uint32_t level, uint32_t n_tokens);
 
 /* A handle's records, as far as they are known, and where to look for the checkpoints on them. */
 typedef struct firni_path {
@@ -401,8 +510,9 @@ typedef struct firni_path {
 
 /* The largest n <= n_max that can be resumed on the first n_records records of the handle. Check path->code. */
 uint32_t firni_path_usable(firni_path *path, uint32_t n_records, uint32_t n_max);
-/* The checkpoint at n tokens: MDB_NOTFOUND when there is none that may be served. */
-firni_code firni_path_checkpoint(firni_path *path, uint32_t n_tokens, firni_key *key, firni_entry *entry);
+/* The checkpoint at n tokens, and whose it is: MDB_NOTFOUND when there is none that may be served. */
+firni_code firni_path_checkpoint(firni_path *path, uint32_t n_tokens, firni_key *key, firni_entry *entry,
+                                 uint32_t *level);
 
 /* ---- disk_restore.c, disk_read.c, disk_object.c, disk_worker.c --------------------------------------------------- */
 
@@ -432,6 +542,8 @@ void firni_worker_wake(firni_worker *worker); /* upkeep is due; accepts NULL */
 /* ---- disk_store.c, disk_write.c, disk_evict.c -------------------------------------------------------------------- */
 
 bool firni_disk_store(firn_tier *tier, const firn_store_input *input, firn_reason *reason);
+/* The same for attachments alone, under a key instead of tokens; the row is written in the same transaction. */
+bool firni_disk_store_keyed(firn_tier *tier, const firn_store_input *input, const firni_kept *row, firn_reason *reason);
 
 /* One record to be written. */
 typedef struct firni_pending {
@@ -450,7 +562,7 @@ uint64_t firni_object_bytes_max(const firn_attachment *attachments, uint32_t n_a
 /* The object record bound to the first n tokens of the handle; replaces one that is there. */
 firni_code firni_object_plan(const firni_disk *disk, const firni_volume *volume, MDB_txn *txn,
                              const firn_tier_handle *handle, uint32_t n_tokens, firni_pending *out);
-firni_key firni_object_key(const firn_tier_handle *handle, uint32_t n_tokens);
+firni_key firni_object_key(const firn_tier_handle *handle, uint32_t level, uint32_t n_tokens);
 
 /* writer held, all that follow. Writes records of every kind but objects from the memory of the rows' blocks; fills in
  * places. What was attempted has a place with n_bytes > 0, also on failure. */
@@ -463,14 +575,20 @@ firni_code firni_disk_write_object(firni_disk *disk, firni_volume *volume, firni
 firni_code firni_disk_sync_written(firni_disk *disk, firni_volume *volume, const firni_pending *pending,
                                    uint32_t n_pending);
 
-/* Evicts until n_bytes in n_records fit into the budget; NONE or why not. */
-firn_reason firni_disk_make_room(firni_disk *disk, firni_volume *volume, uint64_t n_bytes, uint32_t n_records);
+/* Evicts what has at most this priority until n_bytes in n_records fit into the budget; NONE or why not. */
+firn_reason firni_disk_make_room(firni_disk *disk, firni_volume *volume, uint64_t n_bytes, uint32_t n_records,
+                                 int priority);
 /* Writes touches and suspects to the index, and evicts what expired. */
 firn_reason firni_disk_upkeep(firni_disk *disk, firni_volume *volume);
 /* Makes room for n entries to be condemned at once. False without memory. */
 bool firni_disk_reserve_condemned(firni_disk *disk, uint32_t n);
 /* Condemns an entry unless it is pinned by another handle than `own` (NULL: by any), or there is no room reserved. */
 bool firni_disk_condemn(firni_disk *disk, const firni_entry *entry, const firn_tier_handle *own);
+/* The same for what a better record takes the place of: pins by name are no obstacle. */
+bool firni_disk_condemn_replaced(firni_disk *disk, const firni_entry *entry, const firn_tier_handle *own);
+/* Removes the entries with these keys, as far as nothing depends on them and nobody pinned them. */
+firni_code firni_disk_remove_keys(firni_disk *disk, firni_volume *volume, const firni_key *keys, uint32_t n_keys,
+                                  uint32_t *n_removed);
 /* After a commit or an abort of what was condemned. */
 void firni_disk_absolve(firni_disk *disk, bool committed);
 

@@ -41,29 +41,50 @@ typedef struct prefix_walk {
 } prefix_walk;
 
 /* The handle keeps all tokens of a record, also those beyond the match: with them its keys can be made again. */
-static void take_record(prefix_walk *walk, const firni_entry *entry, const firn_token *tokens)
+static void take_record(prefix_walk *walk, uint32_t level, const firni_entry *entry, const firn_token *tokens)
 {
     firn_tier_handle *handle = walk->handle;
     memcpy(handle->tokens + (size_t)handle->n_records * FIRN_BLOCK_TOKENS, tokens, entry->n_tokens * sizeof *tokens);
     handle->entries[handle->n_records++] = *entry;
+    firni_handle_extend(handle, level, tokens, entry->n_tokens);
+}
+
+/* The next full block of the way: the namespace's own, unless one above it has it with more window layers.
+ * MDB_NOTFOUND: nobody has it. */
+static firni_code find_block(prefix_walk *walk, const firn_token *tokens, uint32_t *level, firni_entry *entry)
+{
+    bool found = false;
+    for (uint32_t l = 0; l < walk->handle->n_levels; l++) {
+        const firn_digest *parent = firni_handle_parent(walk->handle, l, walk->handle->n_records);
+        const firni_key key = firni_key_make(FIRNI_RECORDS, parent, tokens, FIRN_BLOCK_TOKENS);
+        firni_entry other;
+        const firni_code code = firni_index_get(walk->index, walk->txn, &key, &other);
+        if (code != 0 && code != MDB_NOTFOUND) {
+            return code;
+        }
+        if (code == 0 && firni_disk_may_serve(walk->disk, &other, &walk->obstacle) &&
+            (!found || other.n_window > entry->n_window)) {
+            *entry = other;
+            *level = l;
+            found = true;
+        }
+    }
+    return found ? 0 : MDB_NOTFOUND;
 }
 
 /* Full blocks along the prompt. */
-static firni_code walk_blocks(prefix_walk *walk, firn_digest *parent)
+static firni_code walk_blocks(prefix_walk *walk)
 {
     while (walk->matched_len + FIRN_BLOCK_TOKENS <= walk->n_tokens) {
         const firn_token *tokens = walk->tokens + walk->matched_len;
-        const firni_key key = firni_key_make(FIRNI_RECORDS, parent, tokens, FIRN_BLOCK_TOKENS);
+        uint32_t level = 0;
         firni_entry entry;
-        const firni_code code = firni_index_get(walk->index, walk->txn, &key, &entry);
+        const firni_code code = find_block(walk, tokens, &level, &entry);
         if (code != 0) {
             return code == MDB_NOTFOUND ? 0 : code;
         }
-        if (!firni_disk_may_serve(walk->disk, &entry, &walk->obstacle)) {
-            return 0;
-        }
-        take_record(walk, &entry, tokens);
-        *parent = entry.digest;
+        walk->obstacle = FIRN_REASON_NONE; /* of one level's record; another's serves */
+        take_record(walk, level, &entry, tokens);
         walk->matched_len += FIRN_BLOCK_TOKENS;
     }
     return 0;
@@ -72,6 +93,7 @@ static firni_code walk_blocks(prefix_walk *walk, firn_digest *parent)
 /* The best child found so far, and the one that agrees longest of those that may not be used. */
 typedef struct candidate {
     bool found;
+    uint32_t level;
     firni_entry entry;
     firn_token tokens[FIRN_BLOCK_TOKENS];
     uint32_t n_common;
@@ -79,6 +101,7 @@ typedef struct candidate {
 
 typedef struct child_search {
     const firni_key *wanted;
+    uint32_t level;        /* whose chain it is in */
     uint32_t n_window_min; /* children with fewer window layers are passed over */
     candidate best;
     uint32_t n_common_blocked;
@@ -95,7 +118,7 @@ static bool consider(const prefix_walk *walk, const MDB_val *key, const MDB_val 
         return true; /* another parent's child */
     }
     memcpy(found.bytes, key->mv_data, key->mv_size);
-    candidate child = { .found = true };
+    candidate child = { .found = true, .level = search->level };
     firn_token wanted_tokens[FIRN_BLOCK_TOKENS];
     const uint32_t n_wanted = firni_key_tokens(wanted, wanted_tokens);
     const uint32_t n_found = firni_key_tokens(&found, child.tokens);
@@ -146,17 +169,33 @@ static firni_code search_neighbours(const prefix_walk *walk, child_search *searc
     return code == MDB_NOTFOUND ? 0 : code;
 }
 
+/* In the chains of all levels, where they stand before this record; the first of equals is the nearest. */
+static firni_code search_levels(const prefix_walk *walk, uint32_t record, const firn_token *tokens, uint32_t n_wanted,
+                                child_search *search)
+{
+    firni_code code = 0;
+    for (uint32_t level = 0; level < walk->handle->n_levels && code == 0; level++) {
+        const firni_key wanted =
+            firni_key_make(FIRNI_RECORDS, firni_handle_parent(walk->handle, level, record), tokens, n_wanted);
+        search->wanted = &wanted;
+        search->level = level;
+        code = search_neighbours(walk, search);
+    }
+    search->wanted = NULL;
+    return code;
+}
+
 /* The part of a block after the last full one that matched. */
-static firni_code walk_partial(prefix_walk *walk, const firn_digest *parent)
+static firni_code walk_partial(prefix_walk *walk)
 {
     const uint32_t n_left = walk->n_tokens - walk->matched_len;
     const uint32_t n_wanted = n_left < FIRN_BLOCK_TOKENS ? n_left : FIRN_BLOCK_TOKENS;
     if (n_wanted == 0) {
         return 0;
     }
-    const firni_key wanted = firni_key_make(FIRNI_RECORDS, parent, walk->tokens + walk->matched_len, n_wanted);
-    child_search search = { .wanted = &wanted };
-    const firni_code code = search_neighbours(walk, &search);
+    child_search search = { .wanted = NULL };
+    const firni_code code =
+        search_levels(walk, walk->handle->n_records, walk->tokens + walk->matched_len, n_wanted, &search);
     const candidate *best = &search.best;
     if (code != 0) {
         return code;
@@ -165,7 +204,7 @@ static firni_code walk_partial(prefix_walk *walk, const firn_digest *parent)
         walk->obstacle = search.obstacle;
     }
     if (best->n_common > 0) {
-        take_record(walk, &best->entry, best->tokens);
+        take_record(walk, best->level, &best->entry, best->tokens);
         walk->matched_len += best->n_common;
     }
     if (best->found && best->n_common < n_wanted && best->n_common < best->entry.n_tokens) {
@@ -184,24 +223,21 @@ static firni_code try_sibling(prefix_walk *walk, firni_path *path, uint32_t i, u
     firn_tier_handle *handle = walk->handle;
     const uint32_t first = i * FIRN_BLOCK_TOKENS;
     const uint32_t n_wanted = n_max - first < FIRN_BLOCK_TOKENS ? n_max - first : FIRN_BLOCK_TOKENS;
-    const firni_key key = firni_handle_key(handle, i);
-    const firn_digest parent = firni_key_parent(&key);
-    const firni_key wanted = firni_key_make(FIRNI_RECORDS, &parent, walk->tokens + first, n_wanted);
-    child_search search = { .wanted = &wanted, .n_window_min = walk->disk->families.n_window };
-    const firni_code code = search_neighbours(walk, &search);
+    child_search search = { .n_window_min = walk->disk->families.n_window };
+    const firni_code code = search_levels(walk, i, walk->tokens + first, n_wanted, &search);
     if (code != 0 || search.best.n_common == 0) {
         return code;
     }
-    candidate own = { .entry = handle->entries[i] };
+    candidate own = { .entry = handle->entries[i], .level = firni_handle_level(handle, i) };
     memcpy(own.tokens, handle->tokens + first, own.entry.n_tokens * sizeof own.tokens[0]);
     handle->n_records = i;
-    take_record(walk, &search.best.entry, search.best.tokens);
+    take_record(walk, search.best.level, &search.best.entry, search.best.tokens);
     const uint32_t n = firni_path_usable(path, i + 1, first + search.best.n_common);
     if (n > first) {
         *n_usable = n;
     } else {
         handle->n_records = i;
-        take_record(walk, &own.entry, own.tokens);
+        take_record(walk, own.level, &own.entry, own.tokens);
     }
     return path->code;
 }
@@ -240,8 +276,10 @@ static firni_code find_usable(prefix_walk *walk, uint32_t n_max, uint32_t *n_usa
     }
     handle->n_records = (*n_usable + FIRN_BLOCK_TOKENS - 1) / FIRN_BLOCK_TOKENS;
     if (code == 0 && *n_usable > 0 && walk->disk->plan.n_fixed > 0) {
-        code = firni_path_checkpoint(&path, *n_usable, &handle->checkpoint_key, &handle->checkpoint);
+        uint32_t level;
+        code = firni_path_checkpoint(&path, *n_usable, &handle->checkpoint_key, &handle->checkpoint, &level);
         handle->has_checkpoint = code == 0;
+        handle->checkpoint_level = (uint8_t)level;
         code = code == MDB_NOTFOUND ? EAGAIN : code;
     }
     *obstacle = path.obstacle != FIRN_REASON_NONE ? path.obstacle : FIRN_REASON_FAMILY_MISSING;
@@ -251,11 +289,17 @@ static firni_code find_usable(prefix_walk *walk, uint32_t n_max, uint32_t *n_usa
 /* The object bound to exactly n tokens of the handle, if there is one. */
 static firni_code find_object(const prefix_walk *walk, firn_tier_handle *handle, uint32_t n_tokens)
 {
-    handle->object_key = firni_object_key(handle, n_tokens);
-    const firni_code code = firni_index_get(walk->index, walk->txn, &handle->object_key, &handle->object);
-    firn_reason ignored;
-    handle->has_object = code == 0 && firni_disk_may_serve(walk->disk, &handle->object, &ignored);
-    return code == MDB_NOTFOUND ? 0 : code;
+    firni_code code = 0;
+    handle->has_object = false;
+    for (uint32_t level = 0; level < handle->n_levels && !handle->has_object && code == 0; level++) {
+        handle->object_key = firni_object_key(handle, level, n_tokens);
+        handle->object_level = (uint8_t)level;
+        code = firni_index_get(walk->index, walk->txn, &handle->object_key, &handle->object);
+        firn_reason ignored;
+        handle->has_object = code == 0 && firni_disk_may_serve(walk->disk, &handle->object, &ignored);
+        code = code == MDB_NOTFOUND ? 0 : code;
+    }
+    return code;
 }
 
 /* Nothing begins like this: is there anything of this identity at all? */
@@ -279,10 +323,9 @@ static firni_code explain_nothing(const prefix_walk *walk, firn_reason *reason)
 static firni_code look_up(prefix_walk *walk, bool exact, firn_match *match)
 {
     firn_tier_handle *handle = walk->handle;
-    firn_digest parent = handle->root;
-    firni_code code = walk_blocks(walk, &parent);
+    firni_code code = walk_blocks(walk);
     if (code == 0) {
-        code = walk_partial(walk, &parent);
+        code = walk_partial(walk);
     }
     if (code != 0) {
         return code;
@@ -334,11 +377,13 @@ static firn_match find(firni_disk *disk, const firn_token *tokens, uint32_t n_to
     }
     const uint32_t n_records_max = n_tokens / FIRN_BLOCK_TOKENS + 1;
     firn_tier_handle *handle = firni_handle_create(disk->env, n_records_max, n_records_max * FIRN_BLOCK_TOKENS);
+    if (handle != NULL && !firni_handle_set_namespace(handle, &disk->options.schema->identity, ns)) {
+        firni_handle_unref(handle);
+        handle = NULL;
+    }
     match.reason = handle == NULL ? FIRN_REASON_NO_MEMORY : FIRN_REASON_GONE;
     for (uint32_t attempt = 0; handle != NULL && attempt < ATTEMPTS_MAX; attempt++) {
         handle->generation = volume->generation;
-        handle->root = firn_chain_root(&disk->options.schema->identity, ns);
-        handle->ns = firni_namespace_digest(ns);
         handle->n_records = 0;
         handle->has_checkpoint = false;
         pthread_mutex_lock(&disk->mutex);
@@ -376,6 +421,11 @@ static firn_match find(firni_disk *disk, const firn_token *tokens, uint32_t n_to
     }
     firni_disk_leave(disk, volume);
     return match;
+}
+
+firn_match firni_disk_look_up(firni_disk *disk, const firn_token *tokens, uint32_t n_tokens, const char *ns, bool exact)
+{
+    return find(disk, tokens, n_tokens, ns, exact);
 }
 
 /* The end of every lookup: a miss always has a reason, and is counted under it. */

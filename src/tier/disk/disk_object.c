@@ -29,27 +29,30 @@ uint64_t firni_object_bytes_max(const firn_attachment *attachments, uint32_t n_a
     return n_bytes;
 }
 
-firni_key firni_object_key(const firn_tier_handle *handle, uint32_t n_tokens)
+firni_key firni_object_key(const firn_tier_handle *handle, uint32_t level, uint32_t n_tokens)
 {
     const uint32_t n_full = n_tokens / FIRN_BLOCK_TOKENS;
     assert(n_full <= handle->n_records);
-    const firn_digest *parent = n_full == 0 ? &handle->root : &handle->entries[n_full - 1].digest;
-    return firni_key_make(FIRNI_OBJECTS, parent, handle->tokens + (size_t)n_full * FIRN_BLOCK_TOKENS,
-                          n_tokens % FIRN_BLOCK_TOKENS);
+    if (handle->is_keyed) {
+        return firni_key_make(FIRNI_OBJECTS, &handle->key_root, NULL, 0);
+    }
+    return firni_key_make(FIRNI_OBJECTS, firni_handle_parent(handle, level, n_full),
+                          handle->tokens + (size_t)n_full * FIRN_BLOCK_TOKENS, n_tokens % FIRN_BLOCK_TOKENS);
 }
 
 firni_code firni_object_plan(const firni_disk *disk, const firni_volume *volume, MDB_txn *txn,
                              const firn_tier_handle *handle, uint32_t n_tokens, firni_pending *out)
 {
     const uint32_t first = n_tokens / FIRN_BLOCK_TOKENS * FIRN_BLOCK_TOKENS;
-    *out = (firni_pending){ .key = firni_object_key(handle, n_tokens), .tokens = handle->tokens + first };
+    *out = (firni_pending){ .key = firni_object_key(handle, 0, n_tokens), .tokens = handle->tokens + first };
     out->parent = firni_key_parent(&out->key);
     out->entry = (firni_entry){ .kind = FIRNI_RECORD_OBJECT,
                                 .first_token = first,
                                 .n_tokens = n_tokens - first,
                                 .created_wall_ns = firni_wall_ns(disk->env),
                                 .digest = firni_chain_object(&out->parent, out->tokens, n_tokens - first),
-                                .root = handle->root };
+                                .root = handle->roots[0],
+                                .priority = handle->priority };
     const firni_code code = firni_index_get(&volume->index, txn, &out->key, &out->old);
     out->replaces = code == 0;
     return code == MDB_NOTFOUND ? 0 : code;
@@ -58,7 +61,7 @@ firni_code firni_object_plan(const firni_disk *disk, const firni_volume *volume,
 /* ---- restoring --------------------------------------------------------------------------------------------------- */
 
 /* Decodes and checks the record at `bytes`, all of it, and makes attachments of it. */
-static firni_code decode(firni_disk *disk, const firn_tier_handle *handle, const firni_key *key,
+static firni_code decode(firni_disk *disk, const firn_digest *ns, const firni_key *key,
                          const firni_entry *entry, const uint8_t *bytes, firn_restored *out)
 {
     firni_section *sections = firni_calloc(disk->env, FIRNI_ATTACHMENT_SECTIONS_MAX, sizeof *sections);
@@ -70,7 +73,7 @@ static firni_code decode(firni_disk *disk, const firn_tier_handle *handle, const
     const firn_status status = firni_record_decode(bytes, (size_t)entry->place.n_bytes, entry->place.n_bytes, sections,
                                                    FIRNI_ATTACHMENT_SECTIONS_MAX, &record, NULL);
     if (status == FIRN_OK && record.record_bytes == entry->place.n_bytes &&
-        firni_disk_header_fits(disk, &record, entry, key, &handle->ns) &&
+        firni_disk_header_fits(disk, &record, entry, key, ns) &&
         firni_record_verify_sections(&record, bytes) == record.n_sections) {
         const firn_status decoded = firni_attachments_decode(&record, bytes + record.header_bytes, disk->env,
                                                              &out->attachments, &out->n_attachments, NULL);
@@ -98,7 +101,7 @@ static firni_code read_whole(firni_disk *disk, firni_volume *volume, const firni
 }
 
 /* Reads, verifies and unpacks; a damaged object is a failure of the whole restore, not of the attachments alone. */
-static firn_reason read_object(firni_disk *disk, firni_volume *volume, const firn_tier_handle *handle,
+static firn_reason read_object(firni_disk *disk, firni_volume *volume, const firn_digest *ns,
                                const firni_key *key, const firni_entry *entry, firn_restored *out)
 {
     uint8_t *bytes = firni_alloc_aligned(disk->env, (size_t)entry->place.n_bytes, FIRNI_RECORD_ALIGN);
@@ -107,7 +110,7 @@ static firn_reason read_object(firni_disk *disk, firni_volume *volume, const fir
     }
     firni_code code = read_whole(disk, volume, &entry->place, bytes);
     if (code == 0) {
-        code = decode(disk, handle, key, entry, bytes, out);
+        code = decode(disk, ns, key, entry, bytes, out);
     }
     firni_free(disk->env, bytes);
     if (code != 0) {
@@ -117,29 +120,42 @@ static firn_reason read_object(firni_disk *disk, firni_volume *volume, const fir
     return FIRN_REASON_NONE;
 }
 
+/* A shorter count than the one that was looked up: its object is not pinned, and may vanish. */
+static firni_code find_shorter(firni_disk *disk, firni_volume *volume, const firn_tier_handle *handle,
+                               uint32_t n_tokens, uint32_t *level, firni_key *key, firni_entry *entry)
+{
+    MDB_txn *txn = NULL;
+    firni_code code = firni_index_begin(&volume->index, true, &txn);
+    bool found = false;
+    for (*level = 0; code == 0 && !found && *level < handle->n_levels; *level += !found) {
+        *key = firni_object_key(handle, *level, n_tokens);
+        code = firni_index_get(&volume->index, txn, key, entry);
+        found = code == 0 && !entry->is_quarantined && !firni_disk_is_expired(disk, entry->stamp);
+        code = code == MDB_NOTFOUND ? 0 : code;
+    }
+    mdb_txn_abort(txn);
+    return code == 0 && !found ? MDB_NOTFOUND : code;
+}
+
 firn_reason firni_object_restore(firni_disk *disk, firni_volume *volume, const firn_tier_handle *handle,
                                  uint32_t n_tokens, firn_restored *out)
 {
     if (n_tokens == handle->prefix_len) {
-        return handle->has_object ? read_object(disk, volume, handle, &handle->object_key, &handle->object, out)
+        return handle->has_object ? read_object(disk, volume, &handle->nss[handle->object_level], &handle->object_key,
+                                                &handle->object, out)
                                   : FIRN_REASON_NONE;
     }
-    /* A shorter count than the one that was looked up: its object is not pinned, and may vanish. */
-    const firni_key key = firni_object_key(handle, n_tokens);
+    uint32_t level;
+    firni_key key;
     firni_entry entry;
-    MDB_txn *txn = NULL;
-    firni_code code = firni_index_begin(&volume->index, true, &txn);
-    if (code == 0) {
-        code = firni_index_get(&volume->index, txn, &key, &entry);
-    }
-    mdb_txn_abort(txn);
-    if (code == MDB_NOTFOUND || (code == 0 && (entry.is_quarantined || firni_disk_is_expired(disk, entry.stamp)))) {
+    const firni_code code = find_shorter(disk, volume, handle, n_tokens, &level, &key, &entry);
+    if (code == MDB_NOTFOUND) {
         return FIRN_REASON_NONE;
     }
     if (code != 0) {
         return firni_disk_failed(disk, volume, code, "reading the index");
     }
-    const firn_reason reason = read_object(disk, volume, handle, &key, &entry, out);
+    const firn_reason reason = read_object(disk, volume, &handle->nss[level], &key, &entry, out);
     return reason == FIRN_REASON_GONE ? FIRN_REASON_NONE : reason;
 }
 

@@ -62,7 +62,8 @@ bool firni_disk_may_serve(firni_disk *disk, const firni_entry *entry, firn_reaso
     }
     pthread_mutex_lock(&disk->mutex);
     bool may_serve = firni_disk_may_promise_locked(disk, entry, obstacle);
-    if (may_serve && firni_disk_is_expired(disk, entry->stamp) && !was_touched_locked(disk, entry)) {
+    if (may_serve && firni_disk_is_expired(disk, entry->stamp) && !was_touched_locked(disk, entry) &&
+        !firni_disk_is_kept_locked(disk, entry)) {
         *obstacle = FIRN_REASON_EXPIRED;
         may_serve = false;
     }
@@ -72,20 +73,22 @@ bool firni_disk_may_serve(firni_disk *disk, const firni_entry *entry, firn_reaso
 
 /* ---- steps ------------------------------------------------------------------------------------------------------- */
 
-firni_key firni_checkpoint_key(const firn_tier_handle *handle, uint32_t n_tokens)
+firni_key firni_checkpoint_key(const firn_tier_handle *handle, uint32_t level, uint32_t n_tokens)
 {
     assert(n_tokens > 0);
     const uint32_t record = (n_tokens - 1) / FIRN_BLOCK_TOKENS;
     const uint32_t first = record * FIRN_BLOCK_TOKENS;
-    const firn_digest *parent = record == 0 ? &handle->root : &handle->entries[record - 1].digest;
-    return firni_key_make(FIRNI_CHECKPOINTS, parent, handle->tokens + first, n_tokens - first);
+    return firni_key_make(FIRNI_CHECKPOINTS, firni_handle_parent(handle, level, record), handle->tokens + first,
+                          n_tokens - first);
 }
 
-/* A bit for each checkpoint on the record that may be served. Their keys are the beginnings of the record's own. */
-static uint64_t find_checkpoints(firni_path *path, uint32_t record)
+/* A bit for each checkpoint on the record in one level's chain that may be served. Their keys are the beginnings of the
+ * record's own. */
+static uint64_t find_checkpoints_of(firni_path *path, uint32_t level, uint32_t record)
 {
-    const firni_key wanted = firni_handle_key(path->handle, record);
     uint32_t n_tokens = path->handle->entries[record].n_tokens;
+    const firni_key wanted = firni_key_make(FIRNI_RECORDS, firni_handle_parent(path->handle, level, record),
+                                            path->handle->tokens + (size_t)record * FIRN_BLOCK_TOKENS, n_tokens);
     uint64_t checkpoints = 0;
     while (n_tokens > 0) {
         firni_key key;
@@ -104,6 +107,15 @@ static uint64_t find_checkpoints(firni_path *path, uint32_t record)
             checkpoints |= UINT64_C(1) << (entry.n_tokens - 1);
         }
         n_tokens = entry.n_tokens - 1;
+    }
+    return checkpoints;
+}
+
+static uint64_t find_checkpoints(firni_path *path, uint32_t record)
+{
+    uint64_t checkpoints = 0;
+    for (uint32_t level = 0; level < path->handle->n_levels; level++) {
+        checkpoints |= find_checkpoints_of(path, level, record);
     }
     return checkpoints;
 }
@@ -130,12 +142,19 @@ uint32_t firni_path_usable(firni_path *path, uint32_t n_records, uint32_t n_max)
     return firni_usable_prefix(&path->disk->families, n_records, describe_record, path, n_max);
 }
 
-firni_code firni_path_checkpoint(firni_path *path, uint32_t n_tokens, firni_key *key, firni_entry *entry)
+firni_code firni_path_checkpoint(firni_path *path, uint32_t n_tokens, firni_key *key, firni_entry *entry,
+                                 uint32_t *level)
 {
-    *key = firni_checkpoint_key(path->handle, n_tokens);
-    const firni_code code = firni_index_get(path->index, path->txn, key, entry);
-    if (code == 0 && !firni_disk_may_serve(path->disk, entry, &path->obstacle)) {
-        return MDB_NOTFOUND;
+    firni_code code = MDB_NOTFOUND;
+    for (*level = 0; *level < path->handle->n_levels; ++*level) {
+        *key = firni_checkpoint_key(path->handle, *level, n_tokens);
+        code = firni_index_get(path->index, path->txn, key, entry);
+        if (code == 0 && firni_disk_may_serve(path->disk, entry, &path->obstacle)) {
+            return 0;
+        }
+        if (code != 0 && code != MDB_NOTFOUND) {
+            return code;
+        }
     }
-    return code;
+    return MDB_NOTFOUND;
 }

@@ -138,10 +138,11 @@ static bool verify_part(firni_restore_job *job, uint32_t i)
     const firni_restore_part *part = &job->parts[i];
     const firni_plan_form *form = part->form;
     const firni_key key = part_key(job, i);
+    const uint32_t level = i < job->n_records ? firni_handle_level(job->handle, i) : job->checkpoint_level;
     firni_record record;
     if (firni_record_decode(part_header(job, i), form->header_bytes, form->record_bytes, job->sections,
                             form->n_sections, &record, NULL) != FIRN_OK ||
-        !firni_disk_header_fits(job->disk, &record, part->entry, &key, &job->handle->ns) ||
+        !firni_disk_header_fits(job->disk, &record, part->entry, &key, &job->handle->nss[level]) ||
         !firni_form_matches(form, &record)) {
         return false;
     }

@@ -35,6 +35,7 @@ static firn_reason choose_checkpoint(firni_restore_job *job)
         job->has_checkpoint = handle->has_checkpoint;
         job->checkpoint = handle->checkpoint;
         job->checkpoint_key = handle->checkpoint_key;
+        job->checkpoint_level = handle->checkpoint_level;
         return FIRN_REASON_NONE;
     }
     firni_path path = { .disk = disk, .index = &job->volume->index, .handle = handle };
@@ -44,7 +45,8 @@ static firn_reason choose_checkpoint(firni_restore_job *job)
         n_usable = firni_path_usable(&path, job->n_records, job->n_tokens);
     }
     if (path.code == 0 && n_usable == job->n_tokens && disk->plan.n_fixed > 0) {
-        const firni_code code = firni_path_checkpoint(&path, job->n_tokens, &job->checkpoint_key, &job->checkpoint);
+        const firni_code code = firni_path_checkpoint(&path, job->n_tokens, &job->checkpoint_key, &job->checkpoint,
+                                                      &job->checkpoint_level);
         job->has_checkpoint = code == 0;
         n_usable = code == 0 ? n_usable : 0;
         path.code = code == MDB_NOTFOUND ? 0 : code;

@@ -48,10 +48,11 @@ static void give_up_written(firni_store_job *job)
 static firni_code write_records(firni_store_job *job)
 {
     firni_code code =
-        firni_disk_write_blocks(job->disk, job->volume, job->pending, job->n_pending, job->views, &job->handle->ns);
+        firni_disk_write_blocks(job->disk, job->volume, job->pending, job->n_pending, job->views,
+                                &job->handle->nss[0]);
     if (code == 0 && job->has_object) {
         code = firni_disk_write_object(job->disk, job->volume, &job->pending[job->n_pending], job->input->attachments,
-                                       job->input->n_attachments, &job->handle->ns);
+                                       job->input->n_attachments, &job->handle->nss[0]);
     }
     return code == 0 ? firni_disk_sync_written(job->disk, job->volume, job->pending, n_all(job)) : code;
 }
@@ -103,7 +104,7 @@ static firni_code remove_replaced(firni_store_job *job, MDB_txn *txn, firni_pend
     }
     const bool is_object = pending->key.which == FIRNI_OBJECTS; /* condemned before */
     if (!is_object && !pending->old.is_quarantined &&
-        !firni_disk_condemn(job->disk, &pending->old, job->handle)) {
+        !firni_disk_condemn_replaced(job->disk, &pending->old, job->handle)) {
         job->is_blocked = true;
         return EBUSY;
     }
@@ -130,7 +131,33 @@ static firni_code touch(firni_store_job *job, MDB_txn *txn, const firni_key *key
 {
     firni_entry entry;
     const firni_code code = firni_index_get(&job->volume->index, txn, key, &entry);
-    return code == 0 ? firni_index_touch(&job->volume->index, txn, key, &entry, stamp_of(job, stamp, &entry)) : code;
+    return code == 0 ? firni_index_raise(&job->volume->index, txn, key, &entry, stamp_of(job, stamp, &entry),
+                                         job->input->priority)
+                     : code;
+}
+
+/* A new record whose chain goes on from a record of a namespace above, or which lies on one, keeps that from being
+ * evicted. */
+static firni_code link_to_levels(const firni_store_job *job, MDB_txn *txn, const firni_pending *pending)
+{
+    const firn_tier_handle *handle = job->handle;
+    const uint32_t record = pending->entry.first_token / FIRN_BLOCK_TOKENS;
+    if (handle->level_of == NULL) {
+        return 0;
+    }
+    const firn_digest *own = firni_handle_parent(handle, 0, record);
+    const uint32_t before = record > 0 ? handle->level_of[record - 1] : 0;
+    const uint32_t under = pending->entry.kind > FIRNI_RECORD_TAIL && record < handle->n_records
+                               ? handle->level_of[record]
+                               : 0;
+    firni_code code = 0;
+    if (before > 0) {
+        code = firni_index_put_link(&job->volume->index, txn, firni_handle_parent(handle, before, record), own);
+    }
+    if (under > 0 && code == 0) {
+        code = firni_index_put_link(&job->volume->index, txn, firni_handle_parent(handle, under, record), own);
+    }
+    return code;
 }
 
 /* Names the new records and moves the whole chain up. */
@@ -147,6 +174,9 @@ static firni_code name_records(firni_store_job *job, MDB_txn *txn, uint64_t stam
             code = remove_continued(job, txn, pending);
         }
         if (code == 0) {
+            code = link_to_levels(job, txn, pending);
+        }
+        if (code == 0) {
             pending->entry.stamp = stamp_of(job, stamp, &pending->entry);
             code =
                 firni_index_add(index, txn, &pending->key, &pending->entry, job->disk->options.schema, job->input->ns);
@@ -154,6 +184,9 @@ static firni_code name_records(firni_store_job *job, MDB_txn *txn, uint64_t stam
     }
     for (uint32_t i = 0; i < job->n_blocks && code == 0; i++) {
         code = job->touched[i].n_bytes > 0 ? touch(job, txn, &job->touched[i], stamp) : 0;
+    }
+    if (code == 0 && job->keyed != NULL) {
+        code = firni_index_put_kept(index, txn, FIRNI_KEYS, &job->disk->options.schema->identity, job->keyed);
     }
     return code == 0 && job->touches_checkpoint ? touch(job, txn, &job->handle->checkpoint_key, stamp) : code;
 }
@@ -231,7 +264,7 @@ static bool condemn_old_object(firni_store_job *job)
     }
     object->replaces = firni_index_get(&job->volume->index, txn, &object->key, &object->old) == 0;
     mdb_txn_abort(txn);
-    return !object->replaces || firni_disk_condemn(job->disk, &object->old, NULL);
+    return !object->replaces || firni_disk_condemn_replaced(job->disk, &object->old, NULL);
 }
 
 /* Steps 4 to 7, with the chain pinned. */
@@ -239,7 +272,8 @@ static firn_reason write_and_commit(firni_store_job *job)
 {
     firni_disk *disk = job->disk;
     firni_volume *volume = job->volume;
-    const firn_reason reason = firni_disk_make_room(disk, volume, job->n_pending_bytes, n_all(job) + job->n_blocks);
+    const firn_reason reason = firni_disk_make_room(disk, volume, job->n_pending_bytes, n_all(job) + job->n_blocks,
+                                                    job->input->priority);
     if (reason != FIRN_REASON_NONE) {
         return reason;
     }
@@ -305,10 +339,9 @@ static firn_reason store(firni_store_job *job)
     return reason;
 }
 
-bool firni_disk_store(firn_tier *tier, const firn_store_input *input, firn_reason *reason)
+static bool run_store(firni_disk *disk, const firn_store_input *input, const firni_kept *keyed, firn_reason *reason)
 {
-    firni_disk *disk = firni_disk_of(tier);
-    firni_store_job job = { .disk = disk, .input = input };
+    firni_store_job job = { .disk = disk, .input = input, .keyed = keyed };
     pthread_mutex_lock(&disk->mutex);
     disk->n_inside++;
     pthread_mutex_unlock(&disk->mutex);
@@ -340,4 +373,14 @@ bool firni_disk_store(firn_tier *tier, const firn_store_input *input, firn_reaso
     pthread_cond_broadcast(&disk->left);
     pthread_mutex_unlock(&disk->mutex);
     return *reason == FIRN_REASON_NONE;
+}
+
+bool firni_disk_store(firn_tier *tier, const firn_store_input *input, firn_reason *reason)
+{
+    return run_store(firni_disk_of(tier), input, NULL, reason);
+}
+
+bool firni_disk_store_keyed(firn_tier *tier, const firn_store_input *input, const firni_kept *row, firn_reason *reason)
+{
+    return run_store(firni_disk_of(tier), input, row, reason);
 }

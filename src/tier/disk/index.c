@@ -25,7 +25,8 @@
 #define PAGE_BYTES          4096u
 #define MAP_BYTES_MIN       (UINT64_C(32) << 20)
 #define SEGMENT_VALUE_BYTES 24u
-#define TABLES_MAX          10u
+#define TABLES_MAX          15u
+#define VERSION_OLDEST      1u /* without the tables that came later; they are made */
 
 static const char version_key[] = "version";
 static const char next_segment_key[] = "next_segment";
@@ -54,7 +55,8 @@ static firni_code open_tables(firni_index *index, bool read_only)
         { "meta", &index->meta },       { "records", &index->records },       { "objects", &index->objects },
         { "recency", &index->recency }, { "segments", &index->segments },     { "holes", &index->holes },
         { "roots", &index->roots },     { "identities", &index->identities }, { "texts", &index->texts },
-        { "checkpoints", &index->checkpoints },
+        { "checkpoints", &index->checkpoints }, { "ranked", &index->ranked }, { "links", &index->links },
+        { "pins", &index->pins }, { "sessions", &index->sessions }, { "keys", &index->keys },
     };
     for (size_t i = 0; i < sizeof tables / sizeof tables[0] && code == 0; i++) {
         code = mdb_dbi_open(txn, tables[i].name, flags, tables[i].dbi);
@@ -78,7 +80,9 @@ static firni_code check_version(const firni_index *index, bool read_only, uint32
     code = mdb_get(txn, index->meta, &key, &value);
     if (code == 0) {
         *found = value.mv_size == 4 ? firni_get_u32(value.mv_data) : 0;
-    } else if (code == MDB_NOTFOUND && !read_only) {
+    }
+    if (!read_only && (code == MDB_NOTFOUND || (code == 0 && *found >= VERSION_OLDEST &&
+                                                *found < FIRNI_DISK_INDEX_VERSION))) {
         uint8_t bytes[4];
         firni_put_u32(bytes, FIRNI_DISK_INDEX_VERSION);
         value = val_of(bytes, sizeof bytes);

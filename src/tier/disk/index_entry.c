@@ -1,10 +1,10 @@
 /*
- * The index, second part: entries of records, objects and checkpoints, and their recency.
+ * The index, second part: entries of records, objects and checkpoints. Their order of going is index_rank.c.
  *
  * Owns the byte forms of keys and entries (drawn in docs/FORMAT.md). Every change keeps these invariants within one
  * transaction:
  *
- *   - each entry has exactly one recency row, under its stamp, and stamps are unique;
+ *   - each entry has exactly one recency row, under its priority and stamp, and stamps are unique;
  *   - a segment's n_records and live_bytes are the sums over its entries, and its end is beyond all of them;
  *   - the namespace's count of entries follows (index_root.c).
  */
@@ -22,22 +22,6 @@
 static MDB_val val_of(const void *bytes, size_t n_bytes)
 {
     return (MDB_val){ .mv_size = n_bytes, .mv_data = (void *)(uintptr_t)bytes };
-}
-
-static void put_be64(uint8_t *at, uint64_t value)
-{
-    for (unsigned i = 0; i < 8; i++) {
-        at[i] = (uint8_t)(value >> (56 - 8 * i));
-    }
-}
-
-static uint64_t get_be64(const uint8_t *at)
-{
-    uint64_t value = 0;
-    for (unsigned i = 0; i < 8; i++) {
-        value = value << 8 | at[i];
-    }
-    return value;
 }
 
 /* Keys and entries have one form in three tables: what continues a parent is looked for among the records alone. */
@@ -85,7 +69,7 @@ firn_digest firni_key_parent(const firni_key *key)
 }
 
 /* False when the bytes are not a key. */
-static bool key_from(firni_which which, const void *bytes, size_t n_bytes, firni_key *out)
+bool firni_key_decode(firni_which which, const void *bytes, size_t n_bytes, firni_key *out)
 {
     if (n_bytes < FIRN_DIGEST_BYTES || n_bytes > FIRNI_KEY_BYTES_MAX || n_bytes % 4 != 0) {
         return false;
@@ -116,6 +100,7 @@ static void entry_encode(const firni_entry *entry, uint8_t at[ENTRY_BYTES])
     firni_put_u16(at + 112, entry->n_full);
     firni_put_u16(at + 114, entry->n_window);
     firni_put_u16(at + 116, entry->n_fixed);
+    at[118] = (uint8_t)entry->priority;
 }
 
 bool firni_entry_decode(const void *bytes, size_t n_bytes, firni_entry *out)
@@ -138,10 +123,12 @@ bool firni_entry_decode(const void *bytes, size_t n_bytes, firni_entry *out)
                    .n_bytes = firni_get_u64(at + 24) },
         .created_wall_ns = firni_get_u64(at + 32),
         .stamp = firni_get_u64(at + 40),
+        .priority = (int8_t)at[118],
     };
     memcpy(out->digest.bytes, at + 48, FIRN_DIGEST_BYTES);
     memcpy(out->root.bytes, at + 80, FIRN_DIGEST_BYTES);
-    return out->n_tokens <= FIRN_BLOCK_TOKENS && out->place.n_bytes > 0 &&
+    return out->n_tokens <= FIRN_BLOCK_TOKENS && out->priority >= FIRN_PRIORITY_MIN &&
+           out->priority <= FIRN_PRIORITY_MAX && out->place.n_bytes > 0 &&
            out->place.n_bytes <= FIRNI_RECORD_BYTES_MAX && out->place.n_bytes % FIRNI_RECORD_ALIGN == 0 &&
            out->place.offset % FIRNI_RECORD_ALIGN == 0 && out->place.offset <= UINT64_MAX / 2;
 }
@@ -165,81 +152,32 @@ firni_code firni_index_get(const firni_index *index, MDB_txn *txn, const firni_k
     return firni_entry_decode(value.mv_data, value.mv_size, out) ? 0 : MDB_CORRUPTED;
 }
 
-/* ---- recency ----------------------------------------------------------------------------------------------------- */
-
-/* NOOVERWRITE: two entries with one stamp would lose one of them. */
-static firni_code put_recency(const firni_index *index, MDB_txn *txn, const firni_key *key, uint64_t stamp)
+static firni_rank rank_of(const firni_entry *entry)
 {
-    uint8_t stamp_bytes[8], bytes[1 + FIRNI_KEY_BYTES_MAX];
-    put_be64(stamp_bytes, stamp);
-    bytes[0] = (uint8_t)key->which;
-    memcpy(bytes + 1, key->bytes, key->n_bytes);
-    MDB_val db_key = val_of(stamp_bytes, sizeof stamp_bytes), value = val_of(bytes, 1 + (size_t)key->n_bytes);
-    return mdb_put(txn, index->recency, &db_key, &value, MDB_NOOVERWRITE);
+    return (firni_rank){ .priority = entry->priority, .stamp = entry->stamp };
 }
 
-static firni_code del_recency(const firni_index *index, MDB_txn *txn, uint64_t stamp)
-{
-    uint8_t stamp_bytes[8];
-    put_be64(stamp_bytes, stamp);
-    MDB_val db_key = val_of(stamp_bytes, sizeof stamp_bytes);
-    return mdb_del(txn, index->recency, &db_key, NULL);
-}
+/* ---- changing --------------------------------------------------------------------------------------------------- */
 
-firni_code firni_index_last_stamp(const firni_index *index, MDB_txn *txn, uint64_t *out)
+firni_code firni_index_raise(const firni_index *index, MDB_txn *txn, const firni_key *key, firni_entry *entry,
+                             uint64_t stamp, int priority)
 {
-    *out = 0;
-    MDB_cursor *cursor = NULL;
-    firni_code code = mdb_cursor_open(txn, index->recency, &cursor);
-    if (code != 0) {
-        return code;
+    if (stamp <= entry->stamp && priority <= entry->priority) {
+        return 0;
     }
-    MDB_val key, value;
-    code = mdb_cursor_get(cursor, &key, &value, MDB_LAST);
+    firni_code code = firni_index_del_rank(index, txn, rank_of(entry));
     if (code == 0) {
-        *out = key.mv_size == 8 ? get_be64(key.mv_data) : 0;
+        entry->stamp = stamp > entry->stamp ? stamp : entry->stamp;
+        entry->priority = priority > entry->priority ? (int8_t)priority : entry->priority;
+        code = firni_index_put_rank(index, txn, key, rank_of(entry));
     }
-    mdb_cursor_close(cursor);
-    return code == MDB_NOTFOUND ? 0 : code;
-}
-
-firni_code firni_index_oldest(const firni_index *index, MDB_txn *txn, uint64_t stamp_min, firni_key *key,
-                              firni_entry *entry)
-{
-    MDB_cursor *cursor = NULL;
-    firni_code code = mdb_cursor_open(txn, index->recency, &cursor);
-    if (code != 0) {
-        return code;
-    }
-    uint8_t stamp_bytes[8];
-    put_be64(stamp_bytes, stamp_min);
-    MDB_val db_key = val_of(stamp_bytes, sizeof stamp_bytes), value;
-    code = mdb_cursor_get(cursor, &db_key, &value, MDB_SET_RANGE);
-    if (code == 0) {
-        const uint8_t *at = value.mv_data;
-        const bool is_key = value.mv_size > 1 && at[0] >= FIRNI_RECORDS && at[0] <= FIRNI_WHICH_LAST &&
-                            key_from((firni_which)at[0], at + 1, value.mv_size - 1, key);
-        code = is_key ? firni_index_get(index, txn, key, entry) : MDB_CORRUPTED;
-        if (code == MDB_NOTFOUND) {
-            code = MDB_CORRUPTED; /* a recency row without its entry */
-        }
-    }
-    mdb_cursor_close(cursor);
-    return code;
+    return code == 0 ? put_entry(index, txn, key, entry, 0) : code;
 }
 
 firni_code firni_index_touch(const firni_index *index, MDB_txn *txn, const firni_key *key, firni_entry *entry,
                              uint64_t stamp)
 {
-    if (stamp <= entry->stamp) {
-        return 0;
-    }
-    firni_code code = del_recency(index, txn, entry->stamp);
-    if (code == 0) {
-        entry->stamp = stamp;
-        code = put_recency(index, txn, key, stamp);
-    }
-    return code == 0 ? put_entry(index, txn, key, entry, 0) : code;
+    return firni_index_raise(index, txn, key, entry, stamp, FIRN_PRIORITY_MIN);
 }
 
 firni_code firni_index_quarantine(const firni_index *index, MDB_txn *txn, const firni_key *key, firni_entry *entry)
@@ -255,7 +193,7 @@ firni_code firni_index_add(const firni_index *index, MDB_txn *txn, const firni_k
 {
     firni_code code = put_entry(index, txn, key, entry, MDB_NOOVERWRITE);
     if (code == 0) {
-        code = put_recency(index, txn, key, entry->stamp);
+        code = firni_index_put_rank(index, txn, key, rank_of(entry));
     }
     firni_segment_info info;
     if (code == 0) {
@@ -280,7 +218,7 @@ firni_code firni_index_remove(const firni_index *index, MDB_txn *txn, const firn
     MDB_val db_key = val_of(key->bytes, key->n_bytes);
     firni_code code = mdb_del(txn, table_of(index, key->which), &db_key, NULL);
     if (code == 0) {
-        code = del_recency(index, txn, entry->stamp);
+        code = firni_index_del_rank(index, txn, rank_of(entry));
     }
     firni_segment_info info;
     if (code == 0) {
@@ -398,7 +336,7 @@ firni_code firni_index_next(const firni_index *index, MDB_txn *txn, firni_key *k
         memcmp(db_key.mv_data, key->bytes, key->n_bytes) == 0) {
         code = mdb_cursor_get(cursor, &db_key, &value, MDB_NEXT);
     }
-    if (code == 0 && (!key_from(key->which, db_key.mv_data, db_key.mv_size, key) ||
+    if (code == 0 && (!firni_key_decode(key->which, db_key.mv_data, db_key.mv_size, key) ||
                       !firni_entry_decode(value.mv_data, value.mv_size, entry))) {
         code = MDB_CORRUPTED;
     }
@@ -419,7 +357,7 @@ firni_code firni_index_before(const firni_index *index, MDB_txn *txn, const firn
     if (code == 0 || code == MDB_NOTFOUND) {
         code = mdb_cursor_get(cursor, &db_key, &value, code == 0 ? MDB_PREV : MDB_LAST);
     }
-    if (code == 0 && (!key_from(wanted->which, db_key.mv_data, db_key.mv_size, key) ||
+    if (code == 0 && (!firni_key_decode(wanted->which, db_key.mv_data, db_key.mv_size, key) ||
                       !firni_entry_decode(value.mv_data, value.mv_size, entry))) {
         code = MDB_CORRUPTED;
     }

@@ -34,6 +34,7 @@ typedef struct firni_restore_job {
     bool has_checkpoint;
     firni_entry checkpoint; /* at n_tokens */
     firni_key checkpoint_key;
+    uint32_t checkpoint_level;
     firni_restore_part *parts; /* [n_parts]: the records, then the checkpoint */
     uint32_t n_parts;
     firn_block **blocks; /* [n_layers][n_records]: token blocks; NULL where none is read */

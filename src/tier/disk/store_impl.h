@@ -10,6 +10,7 @@ typedef struct firni_store_job {
     firni_disk *disk;
     firni_volume *volume;
     const firn_store_input *input;
+    const firni_kept *keyed;  /* an object by key: its row; else NULL */
     firn_row_view *views;     /* per layer */
     uint32_t n_blocks;        /* of the prefix, a partial one included */
     uint32_t *first_window;   /* per kind of window layers: the first block that all their rows still hold */
