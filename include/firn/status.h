@@ -65,6 +65,7 @@ typedef enum firn_reason {
     FIRN_REASON_DISABLED = 16,      /* the cache is off for this request or there is no such tier */
     FIRN_REASON_COUNT_MISMATCH = 17,/* the state covers another number of tokens than was claimed */
     FIRN_REASON_GONE = 18,          /* the record was evicted, or the directory vanished, after lookup */
+    FIRN_REASON_CANCELLED = 19,     /* nobody wanted it any more before it was there */
     FIRN_REASON_PINNED = 20,        /* what would have to make room is pinned */
     FIRN_REASON_PRIORITY = 21,      /* what would have to make room has a higher priority */
     FIRN_REASON_COUNT               /* number of reasons; not a reason */

@@ -96,6 +96,9 @@ typedef struct firn_tier_stats {
     uint64_t written_bytes;       /* data written since open */
     uint64_t unique_bytes;        /* of these, bytes that were not stored before */
     uint64_t read_bytes;
+    uint64_t wasted_bytes;        /* of these, for restores that failed, were cancelled or came too late: what was
+                                   * delivered and then not used is counted by who asked for it */
+    uint64_t n_cancelled;         /* restores that ended early, because nobody wanted them any more */
     uint64_t n_hits, n_misses;
     uint64_t n_stores, n_store_refused;
     uint64_t n_evicted, n_quarantined;
@@ -107,6 +110,36 @@ typedef struct firn_tier_stats {
 /* Called once per asynchronous restore, on a thread of the tier's. On success `restored` is the callee's to keep. */
 typedef void (*firn_restore_done)(void *ctx, firn_restored *restored, firn_reason reason);
 
+/* How far a restore has come. The caches are those that `done` will bring: one row each of the wanted count, whose
+ * memory is there and whose contents are those of the tokens in layers [0, n_layers) only, verified. They are borrowed
+ * for the call; their blocks may be retained, and may not be written. Nothing of it may be published before `done` has
+ * brought it: a later layer can still fail. */
+typedef struct firn_restore_progress {
+    firn_cache *const *caches;  /* [n_caches] */
+    uint32_t n_caches;
+    uint32_t n_layers;          /* complete and verified; never falls; 0 until the end without in_layer_order */
+    uint64_t n_bytes;           /* read so far */
+    uint64_t n_bytes_total;
+} firn_restore_progress;
+
+/* An asynchronous restore with all that may be asked of it. Zeroed but for `done`: everything, without a deadline. */
+typedef struct firn_restore_request {
+    uint32_t n_tokens;          /* as for firn_tier_restore() */
+    uint64_t deadline_ns;       /* as for firn_tier_restore_async() */
+    /* What the caller has already of the first whole blocks: head[layer * n_head_blocks + i] is block i of the layer,
+     * of the same tokens and schema, or NULL. They become part of the restored caches, and what they hold need not be
+     * read. The array is copied, the blocks are retained. */
+    firn_block *const *head;
+    uint32_t n_head_blocks;
+    bool in_layer_order;        /* lower layers first, as far as that is possible, and say when each is there */
+    /* Both on a thread of the tier's, between two parts of the read, never after `done`; NULL: always wanted, nobody to
+     * tell. When it is not wanted any more the read stops early: `done` has CANCELLED. */
+    bool (*is_wanted)(void *ctx);
+    void (*progress)(void *ctx, const firn_restore_progress *progress);
+    firn_restore_done done;     /* required */
+    void *ctx;
+} firn_restore_request;
+
 /* The table of one implementation. All members but those marked optional are required. */
 typedef struct firn_tier_ops {
     const char *name;
@@ -117,6 +150,8 @@ typedef struct firn_tier_ops {
                                  firn_restore_done done, void *ctx, firn_error *err); /* optional: restore, then done */
     firn_status (*restore_object_async)(firn_tier *tier, firn_tier_handle *handle, uint64_t deadline_ns,
                                         firn_restore_done done, void *ctx, firn_error *err); /* optional: UNSUPPORTED */
+    firn_status (*restore_request)(firn_tier *tier, firn_tier_handle *handle, const firn_restore_request *request,
+                                   firn_error *err); /* optional: restore_async, everything, without progress */
     bool (*store)(firn_tier *tier, const firn_store_input *input, firn_reason *reason);
     void (*release)(firn_tier *tier, firn_tier_handle *handle);
     firn_flush_report (*flush)(firn_tier *tier, uint64_t bound_ns); /* optional: nothing to flush */
@@ -145,6 +180,10 @@ firn_reason firn_tier_restore(firn_tier *tier, firn_tier_handle *handle, uint32_
  * tier's queue is full), NO_MEMORY: done is not called. */
 firn_status firn_tier_restore_async(firn_tier *tier, firn_tier_handle *handle, uint32_t n_tokens, uint64_t deadline_ns,
                                     firn_restore_done done, void *ctx, firn_error *err);
+/* The same with a request: a head that is there already, progress layer by layer, and an end before the end. A tier
+ * without these reads everything, and says nothing on the way. */
+firn_status firn_tier_restore_request(firn_tier *tier, firn_tier_handle *handle, const firn_restore_request *request,
+                                      firn_error *err);
 /* restoreObjectAsync: the attachments of an entry without its caches. Errors: as above, and UNSUPPORTED. */
 firn_status firn_tier_restore_object_async(firn_tier *tier, firn_tier_handle *handle, uint64_t deadline_ns,
                                            firn_restore_done done, void *ctx, firn_error *err);

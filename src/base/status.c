@@ -51,6 +51,7 @@ const char *firn_reason_name(firn_reason reason)
         [FIRN_REASON_DISABLED] = "disabled",
         [FIRN_REASON_COUNT_MISMATCH] = "count_mismatch",
         [FIRN_REASON_GONE] = "gone",
+        [FIRN_REASON_CANCELLED] = "cancelled",
         [FIRN_REASON_PINNED] = "pinned",
         [FIRN_REASON_PRIORITY] = "priority",
     };

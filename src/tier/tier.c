@@ -71,6 +71,18 @@ firn_status firn_tier_restore_async(firn_tier *tier, firn_tier_handle *handle, u
     return FIRN_OK;
 }
 
+firn_status firn_tier_restore_request(firn_tier *tier, firn_tier_handle *handle, const firn_restore_request *request,
+                                      firn_error *err)
+{
+    assert(request->done != NULL && (request->head != NULL || request->n_head_blocks == 0));
+    assert(request->n_tokens == 0 || request->n_head_blocks <= request->n_tokens / FIRN_BLOCK_TOKENS);
+    if (tier->ops->restore_request != NULL) {
+        return tier->ops->restore_request(tier, handle, request, err);
+    }
+    return firn_tier_restore_async(tier, handle, request->n_tokens, request->deadline_ns, request->done, request->ctx,
+                                   err);
+}
+
 firn_status firn_tier_restore_object_async(firn_tier *tier, firn_tier_handle *handle, uint64_t deadline_ns,
                                            firn_restore_done done, void *ctx, firn_error *err)
 {

@@ -380,6 +380,7 @@ static const firn_tier_ops disk_ops = {
     .restore = firni_disk_restore,
     .restore_async = firni_disk_restore_async,
     .restore_object_async = firni_disk_restore_object_async,
+    .restore_request = firni_disk_restore_request,
     .store = firni_disk_store,
     .release = firni_disk_release,
     .flush = flush,

@@ -14,6 +14,7 @@
  *      disk_inspect.c  visit and verify                                          disk_store.c    what is new -> named
  *      disk_check.c    the books, audited                                        disk_write.c    records -> files
  *      disk_worker.c   the threads of asynchronous restores                      disk_evict.c    room, expiry, upkeep
+ *      disk_layers.c   records -> blocks, layer by layer
  *
  * How a record becomes visible (disk_store.c): bytes appended, synced, then named by one index transaction. How it goes
  * (disk_evict.c): unnamed by one index transaction that also logs its range as a hole, then punched, then the log
@@ -519,6 +520,18 @@ firni_code firni_path_checkpoint(firni_path *path, uint32_t n_tokens, firni_key 
 #define FIRNI_CODE_CORRUPT EBADMSG /* a record's bytes are not what they should be */
 
 firn_reason firni_disk_restore(firn_tier *tier, firn_tier_handle *handle, uint32_t n_tokens, firn_restored *out);
+/* What may be asked of a restore beyond its count: see firn_restore_request. */
+typedef struct firni_restore_want {
+    firn_block *const *head; /* [n_layers][n_head_blocks] */
+    uint32_t n_head_blocks;
+    bool in_layer_order;
+    bool (*is_wanted)(void *ctx);
+    void (*progress)(void *ctx, const firn_restore_progress *progress);
+    void *ctx;
+} firni_restore_want;
+
+firn_reason firni_disk_restore_wanted(firni_disk *disk, firn_tier_handle *handle, uint32_t n_tokens,
+                                      const firni_restore_want *want, firn_restored *out);
 /* The attachments alone: n_caches is 0. */
 firn_reason firni_disk_restore_object(firni_disk *disk, firn_tier_handle *handle, firn_restored *out);
 /* Whether a decoded header is the one that entry and key name. */
@@ -535,6 +548,8 @@ firn_status firni_worker_create(firni_disk *disk, firni_worker **out, firn_error
 void firni_worker_destroy(firni_worker *worker);
 firn_status firni_disk_restore_async(firn_tier *tier, firn_tier_handle *handle, uint32_t n_tokens, uint64_t deadline_ns,
                                      firn_restore_done done, void *ctx, firn_error *err);
+firn_status firni_disk_restore_request(firn_tier *tier, firn_tier_handle *handle, const firn_restore_request *request,
+                                       firn_error *err);
 firn_status firni_disk_restore_object_async(firn_tier *tier, firn_tier_handle *handle, uint64_t deadline_ns,
                                             firn_restore_done done, void *ctx, firn_error *err);
 void firni_worker_wake(firni_worker *worker); /* upkeep is due; accepts NULL */

@@ -10,6 +10,10 @@
 #include "tier/disk/restore_impl.h"
 
 #define READ_BYTES_MAX (UINT64_C(8) << 20) /* of one read: large enough for the device, small enough to overlap */
+/* Between two batches a read may be given up: a batch is small at first, and larger where the device answers soon. */
+#define BATCH_BYTES_FIRST (UINT64_C(8) << 20)
+#define BATCH_BYTES_MAX   (UINT64_C(256) << 20)
+#define BATCH_NS_MAX      UINT64_C(30000000)
 
 /* ---- what a bad record means ------------------------------------------------------------------------------------- */
 
@@ -87,6 +91,9 @@ static void plan_reads(firni_restore_job *job)
 {
     for (uint32_t i = 0; i < job->n_parts; i++) {
         firni_restore_part *part = &job->parts[i];
+        if (part->is_held) {
+            continue;
+        }
         fill_iov(job, i);
         if (part->entry->place.n_bytes != part->form->record_bytes) {
             part->code = FIRNI_CODE_CORRUPT;
@@ -132,18 +139,24 @@ static firni_key part_key(const firni_restore_job *job, uint32_t i)
     return i < job->n_records ? firni_handle_key(job->handle, i) : job->checkpoint_key;
 }
 
+bool firni_restore_header_fits(const firni_restore_job *job, uint32_t i, const firni_record *record)
+{
+    const firni_restore_part *part = &job->parts[i];
+    const firni_key key = part_key(job, i);
+    const uint32_t level = i < job->n_records ? firni_handle_level(job->handle, i) : job->checkpoint_level;
+    return firni_disk_header_fits(job->disk, record, part->entry, &key, &job->handle->nss[level]) &&
+           firni_form_matches(part->form, record);
+}
+
 /* Header first: it says what the checksums of the sections are. */
 static bool verify_part(firni_restore_job *job, uint32_t i)
 {
     const firni_restore_part *part = &job->parts[i];
     const firni_plan_form *form = part->form;
-    const firni_key key = part_key(job, i);
-    const uint32_t level = i < job->n_records ? firni_handle_level(job->handle, i) : job->checkpoint_level;
     firni_record record;
     if (firni_record_decode(part_header(job, i), form->header_bytes, form->record_bytes, job->sections,
                             form->n_sections, &record, NULL) != FIRN_OK ||
-        !firni_disk_header_fits(job->disk, &record, part->entry, &key, &job->handle->nss[level]) ||
-        !firni_form_matches(form, &record)) {
+        !firni_restore_header_fits(job, i, &record)) {
         return false;
     }
     for (uint32_t k = 0; k < part->n_images; k++) {
@@ -159,8 +172,8 @@ static bool verify_part(firni_restore_job *job, uint32_t i)
 static void on_read(void *ctx, uint32_t index)
 {
     firni_restore_job *job = ctx;
-    const firn_io_read *read = &job->reads[index];
-    const firni_restore_span *covered = &job->spans[index];
+    const firn_io_read *read = &job->reads[job->first_read + index];
+    const firni_restore_span *covered = &job->spans[job->first_read + index];
     uint64_t n_needed = 0;
     for (uint32_t i = covered->first_part; i < covered->first_part + covered->n_parts; i++) {
         n_needed += job->parts[i].n_bytes;
@@ -172,8 +185,7 @@ static void on_read(void *ctx, uint32_t index)
     }
 }
 
-/* NONE, or what is wrong with the first bad record; all of them are noted. */
-static firn_reason judge_parts(firni_restore_job *job)
+firn_reason firni_restore_judge(firni_restore_job *job)
 {
     firn_reason first = FIRN_REASON_NONE;
     for (uint32_t i = 0; i < job->n_parts; i++) {
@@ -187,11 +199,72 @@ static firn_reason judge_parts(firni_restore_job *job)
     return first;
 }
 
+/* ---- reading ------------------------------------------------------------------------------------------------------ */
+
+bool firni_restore_is_wanted(const firni_restore_job *job)
+{
+    return job->want->is_wanted == NULL || job->want->is_wanted(job->want->ctx);
+}
+
+void firni_restore_report(const firni_restore_job *job, uint32_t n_layers)
+{
+    if (job->want->progress != NULL) {
+        const firn_restore_progress progress = { .caches = job->caches,
+                                                 .n_caches = job->disk->plan.n_layers,
+                                                 .n_layers = n_layers,
+                                                 .n_bytes = job->n_bytes_read,
+                                                 .n_bytes_total = job->n_bytes };
+        job->want->progress(job->want->ctx, &progress);
+    }
+}
+
+/* How many reads from first_read on make a batch of about max_bytes. */
+static uint32_t batch_reads(const firni_restore_job *job, uint64_t max_bytes, uint64_t *n_bytes)
+{
+    uint32_t n = 0;
+    *n_bytes = 0;
+    while (job->first_read + n < job->n_reads &&
+           (n == 0 || *n_bytes + job->spans[job->first_read + n].n_bytes <= max_bytes)) {
+        *n_bytes += job->spans[job->first_read + n++].n_bytes;
+    }
+    return n;
+}
+
+/* All in one batch when nobody could stop it. */
+static firni_code read_all(firni_restore_job *job, bool *cancelled)
+{
+    const firn_env *env = job->disk->env;
+    const firn_io *io = firni_io(env);
+    uint64_t max_bytes = job->want->is_wanted != NULL ? BATCH_BYTES_FIRST : UINT64_MAX;
+    firni_code code = 0;
+    while (code == 0 && job->first_read < job->n_reads) {
+        *cancelled = !firni_restore_is_wanted(job);
+        if (*cancelled) {
+            break;
+        }
+        uint64_t n_bytes;
+        const uint32_t n = batch_reads(job, max_bytes, &n_bytes);
+        const uint64_t started_ns = firni_now_ns(env);
+        code = -io->read_batch(io->ctx, job->reads + job->first_read, n, on_read, job);
+        if (firni_now_ns(env) - started_ns < BATCH_NS_MAX && max_bytes < BATCH_BYTES_MAX) {
+            max_bytes *= 2;
+        }
+        job->first_read += n;
+        job->n_bytes_read += code == 0 ? n_bytes : 0;
+        firni_restore_report(job, 0);
+    }
+    return code;
+}
+
 firn_reason firni_restore_read(firni_restore_job *job)
 {
+    bool cancelled = false;
     plan_reads(job);
-    const firn_io *io = firni_io(job->disk->env);
-    const firni_code code = -io->read_batch(io->ctx, job->reads, job->n_reads, on_read, job);
+    const firni_code code = read_all(job, &cancelled);
     leave_segments(job);
-    return code != 0 ? firni_disk_failed(job->disk, job->volume, code, "reading records") : judge_parts(job);
+    if (code != 0) {
+        return firni_disk_failed(job->disk, job->volume, code, "reading records");
+    }
+    const firn_reason reason = firni_restore_judge(job);
+    return cancelled ? FIRN_REASON_CANCELLED : reason;
 }

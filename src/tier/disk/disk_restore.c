@@ -7,7 +7,10 @@
  *      the other share a read, and of a record before all windows the images of window layers, its last ones, are left
  *      out;
  *   4. verify each record as its read completes, while others are in flight;
- *   5. adopt the blocks, read the attachments.
+ *   5. adopt the blocks, read the attachments. In layer order the blocks are adopted before they are read, so that the
+ *      caller may build on the first layers.
+ *
+ * Of blocks that the caller has already (the head of the prefix in RAM) nothing is read: they are adopted as they are.
  *
  *      file      | header | full | window | header | full | window | header | state |      two blocks and a checkpoint
  *                |--- one read ---|       |------------------ one read -------------|      that begin a store
@@ -61,6 +64,23 @@ static firn_reason choose_checkpoint(firni_restore_job *job)
     return path.obstacle != FIRN_REASON_NONE ? path.obstacle : FIRN_REASON_FAMILY_MISSING;
 }
 
+static firn_block *head_block(const firni_restore_job *job, uint32_t record, uint32_t image)
+{
+    const firni_plan_image *at = &job->parts[record].form->images[image];
+    firn_block *block = job->want->head[(size_t)at->layer * job->want->n_head_blocks + record];
+    return block != NULL && firn_block_bytes(block) == at->n_bytes ? block : NULL;
+}
+
+/* A record is read whole or not at all: a part of it is not worth a read of its own. */
+static bool is_held(const firni_restore_job *job, uint32_t record)
+{
+    bool held = record < job->n_records && record < job->want->n_head_blocks;
+    for (uint32_t k = 0; held && k < job->parts[record].n_images; k++) {
+        held = head_block(job, record, k) != NULL;
+    }
+    return held;
+}
+
 /* Which form each record has, and how much of it is read. Returns the number of iovecs. */
 static size_t choose_parts(firni_restore_job *job)
 {
@@ -81,9 +101,10 @@ static size_t choose_parts(firni_restore_job *job)
             part->form = &plan->checkpoint;
             part->n_images = plan->checkpoint.n_images;
         }
-        part->n_bytes = firni_form_bytes(part->form, part->n_images);
+        part->is_held = is_held(job, i);
+        part->n_bytes = part->is_held ? 0 : firni_form_bytes(part->form, part->n_images);
         part->first_iov = (uint32_t)n_iov;
-        n_iov += 1 + part->n_images;
+        n_iov += part->is_held ? 0 : 1 + part->n_images;
         job->n_bytes += part->n_bytes;
         job->header_bytes = part->form->header_bytes > job->header_bytes ? part->form->header_bytes : job->header_bytes;
     }
@@ -97,7 +118,9 @@ static bool allocate_blocks(firni_restore_job *job)
 {
     for (uint32_t i = 0; i < job->n_parts; i++) {
         for (uint32_t k = 0; k < job->parts[i].n_images; k++) {
-            if (firni_block_alloc_undefined(job->disk->options.pool, job->parts[i].form->images[k].n_bytes,
+            if (job->parts[i].is_held) {
+                *firni_restore_slot(job, i, k) = firn_block_retain(head_block(job, i, k));
+            } else if (firni_block_alloc_undefined(job->disk->options.pool, job->parts[i].form->images[k].n_bytes,
                                             firni_restore_slot(job, i, k), NULL) != FIRN_OK) {
                 return false;
             }
@@ -117,7 +140,7 @@ static bool allocate(firni_restore_job *job)
     if (job->parts == NULL) {
         return false;
     }
-    const size_t n_iov = choose_parts(job);
+    job->n_iov = choose_parts(job);
     uint32_t n_sections = 1;
     for (uint32_t i = 0; i < job->n_parts; i++) {
         n_sections = job->parts[i].form->n_sections > n_sections ? job->parts[i].form->n_sections : n_sections;
@@ -130,7 +153,7 @@ static bool allocate(firni_restore_job *job)
     job->tokens = firni_calloc(env, job->n_tokens, sizeof *job->tokens);
     job->reads = firni_calloc(env, job->n_parts, sizeof *job->reads);
     job->spans = firni_calloc(env, job->n_parts, sizeof *job->spans);
-    job->iov = firni_calloc(env, n_iov, sizeof *job->iov);
+    job->iov = firni_calloc(env, job->n_iov + 1, sizeof *job->iov);
     if (job->caches == NULL || job->blocks == NULL || job->fixed == NULL || job->headers == NULL ||
         job->sections == NULL || job->tokens == NULL || job->reads == NULL || job->spans == NULL ||
         job->iov == NULL) {
@@ -207,9 +230,13 @@ static firn_reason read_records(firni_restore_job *job)
     if (reason != FIRN_REASON_NONE) {
         return reason;
     }
-    reason = firni_restore_read(job);
+    const bool in_layer_order = job->want->in_layer_order && disk->plan.n_layers > 1;
+    reason = in_layer_order ? FIRN_REASON_NONE : firni_restore_read(job);
     for (uint32_t layer = 0; layer < disk->plan.n_layers && reason == FIRN_REASON_NONE; layer++) {
         reason = adopt_layer(job, layer);
+    }
+    if (reason == FIRN_REASON_NONE && in_layer_order) {
+        reason = firni_restore_read_layers(job);
     }
     if (reason == FIRN_REASON_NONE) {
         memcpy(job->tokens, job->handle->tokens, job->n_tokens * sizeof *job->tokens);
@@ -240,12 +267,16 @@ static firn_reason restore(firni_restore_job *job, firn_restored *out)
     return reason;
 }
 
-/* A read that went through proves the device well again, if it was a read that had failed. */
-static void count_restore(firni_disk *disk, firn_reason reason, const firn_restored *restored)
+/* A read that went through proves the device well again, if it was a read that had failed. One that nobody wanted any
+ * more is no miss: nobody is there to miss it. */
+static void count_restore(firni_disk *disk, firn_reason reason, const firn_restored *restored, uint64_t n_bytes_read)
 {
     pthread_mutex_lock(&disk->mutex);
-    if (reason == FIRN_REASON_NONE) {
-        disk->stats.read_bytes += restored->n_bytes_read;
+    disk->stats.read_bytes += reason == FIRN_REASON_NONE ? restored->n_bytes_read : n_bytes_read;
+    disk->stats.wasted_bytes += reason == FIRN_REASON_NONE ? 0 : n_bytes_read;
+    if (reason == FIRN_REASON_CANCELLED) {
+        disk->stats.n_cancelled++;
+    } else if (reason == FIRN_REASON_NONE) {
         if (disk->stats.state == FIRN_REASON_IO_ERROR) {
             disk->stats.state = FIRN_REASON_NONE;
         }
@@ -256,11 +287,11 @@ static void count_restore(firni_disk *disk, firn_reason reason, const firn_resto
     pthread_mutex_unlock(&disk->mutex);
 }
 
-firn_reason firni_disk_restore(firn_tier *tier, firn_tier_handle *handle, uint32_t n_tokens, firn_restored *out)
+firn_reason firni_disk_restore_wanted(firni_disk *disk, firn_tier_handle *handle, uint32_t n_tokens,
+                                      const firni_restore_want *want, firn_restored *out)
 {
-    firni_disk *disk = firni_disk_of(tier);
     *out = (firn_restored){ 0 };
-    firni_restore_job job = { .disk = disk, .handle = handle };
+    firni_restore_job job = { .disk = disk, .handle = handle, .want = want };
     job.n_tokens = n_tokens == 0 ? handle->prefix_len : n_tokens;
     assert(job.n_tokens <= handle->prefix_len);
     job.n_records = (job.n_tokens + FIRN_BLOCK_TOKENS - 1) / FIRN_BLOCK_TOKENS;
@@ -270,6 +301,12 @@ firn_reason firni_disk_restore(firn_tier *tier, firn_tier_handle *handle, uint32
         reason = job.volume->generation == handle->generation ? restore(&job, out) : FIRN_REASON_GONE;
         firni_disk_leave(disk, job.volume);
     }
-    count_restore(disk, reason, out);
+    count_restore(disk, reason, out, job.n_bytes_read);
     return reason;
+}
+
+firn_reason firni_disk_restore(firn_tier *tier, firn_tier_handle *handle, uint32_t n_tokens, firn_restored *out)
+{
+    const firni_restore_want all = { .head = NULL };
+    return firni_disk_restore_wanted(firni_disk_of(tier), handle, n_tokens, &all, out);
 }

@@ -6,7 +6,8 @@
  *
  * A job is answered once: whoever sets is_answered under the mutex calls done. A read that hangs costs its deadline and
  * no more; its job, its pinned handle and the memory that the kernel may still write into stay with the reader until
- * the read returns, and are dropped then.
+ * the read returns, and are dropped then. Between two parts of a read the reader asks whether it is still wanted, and
+ * says how far it is; the watcher waits for the end of such a call, so that none comes after the answer.
  *
  * A queue of its own, bounded, rather than a thread per read: one device has one queue worth filling, and read_batch
  * already fills it with the parts of a single restore.
@@ -29,12 +30,11 @@
 typedef struct restore_request {
     struct restore_request *next;
     firn_tier_handle *handle; /* pinned and referenced */
-    uint32_t n_tokens;
     bool is_object;
     uint64_t deadline_ns; /* UINT64_MAX: none */
-    firn_restore_done done;
-    void *ctx;
+    firn_restore_request wanted; /* head: a copy of one reference each */
     bool is_answered; /* guarded by the worker's mutex */
+    bool is_in_call;  /* the same: a question or a report is on its way to the caller */
 } restore_request;
 
 struct firni_worker {
@@ -63,32 +63,115 @@ static void wait_for(firni_worker *worker, pthread_cond_t *condition, uint64_t n
     (void)pthread_cond_timedwait(condition, &worker->mutex, &until);
 }
 
-/* Ends what a request holds: its pin and its reference. */
+static size_t head_blocks(const firni_disk *disk, const firn_restore_request *wanted)
+{
+    return (size_t)wanted->n_head_blocks * disk->plan.n_layers;
+}
+
+/* The caller's blocks, kept until the read has ended. */
+static bool take_head(const firni_disk *disk, firn_restore_request *wanted)
+{
+    const size_t n = head_blocks(disk, wanted);
+    firn_block **head = firni_calloc(disk->env, n + 1, sizeof *head);
+    for (size_t i = 0; head != NULL && i < n; i++) {
+        head[i] = wanted->head[i] != NULL ? firn_block_retain(wanted->head[i]) : NULL;
+    }
+    wanted->head = head;
+    return head != NULL;
+}
+
+/* Ends what a request holds: its pin, its reference, the head. */
 static void drop_request(firni_disk *disk, restore_request *request)
 {
+    firn_block **head = (firn_block **)(uintptr_t)request->wanted.head; /* take_head() made it */
+    for (size_t i = 0; head != NULL && i < head_blocks(disk, &request->wanted); i++) {
+        firn_block_release(head[i]);
+    }
+    firni_free(disk->env, head);
     firni_disk_release(&disk->tier, request->handle);
     firni_free(disk->env, request);
 }
 
 /* ---- the reader -------------------------------------------------------------------------------------------------- */
 
+/* False when the request has been answered: then the caller must not be called any more. */
+static bool begin_call(firni_worker *worker, restore_request *request)
+{
+    pthread_mutex_lock(&worker->mutex);
+    request->is_in_call = !request->is_answered;
+    const bool may_call = request->is_in_call;
+    pthread_mutex_unlock(&worker->mutex);
+    return may_call;
+}
+
+static void end_call(firni_worker *worker, restore_request *request)
+{
+    pthread_mutex_lock(&worker->mutex);
+    request->is_in_call = false;
+    pthread_cond_signal(&worker->watcher_wakes);
+    pthread_mutex_unlock(&worker->mutex);
+}
+
+typedef struct running_restore {
+    firni_worker *worker;
+    restore_request *request;
+} running_restore;
+
+static bool is_wanted(void *ctx)
+{
+    const running_restore *running = ctx;
+    const firn_restore_request *wanted = &running->request->wanted;
+    bool answer = begin_call(running->worker, running->request);
+    if (answer) {
+        answer = wanted->is_wanted == NULL || wanted->is_wanted(wanted->ctx);
+        end_call(running->worker, running->request);
+    }
+    return answer;
+}
+
+static void report(void *ctx, const firn_restore_progress *progress)
+{
+    const running_restore *running = ctx;
+    const firn_restore_request *wanted = &running->request->wanted;
+    if (wanted->progress != NULL && begin_call(running->worker, running->request)) {
+        wanted->progress(wanted->ctx, progress);
+        end_call(running->worker, running->request);
+    }
+}
+
+static firn_reason restore(firni_worker *worker, restore_request *request, firn_restored *out)
+{
+    if (request->is_object) {
+        return firni_disk_restore_object(worker->disk, request->handle, out);
+    }
+    running_restore running = { .worker = worker, .request = request };
+    const firni_restore_want want = { .head = request->wanted.head,
+                                      .n_head_blocks = request->wanted.n_head_blocks,
+                                      .in_layer_order = request->wanted.in_layer_order,
+                                      .is_wanted = is_wanted,
+                                      .progress = report,
+                                      .ctx = &running };
+    return firni_disk_restore_wanted(worker->disk, request->handle, request->wanted.n_tokens, &want, out);
+}
+
 /* Reads for one request. The watcher may answer it meanwhile; then the result is nobody's and is released here. */
 static void run(firni_worker *worker, restore_request *request)
 {
     firni_disk *disk = worker->disk;
     firn_restored restored;
-    const firn_reason reason = request->is_object
-                                   ? firni_disk_restore_object(disk, request->handle, &restored)
-                                   : firni_disk_restore(&disk->tier, request->handle, request->n_tokens, &restored);
+    const firn_reason reason = restore(worker, request, &restored);
     pthread_mutex_lock(&worker->mutex);
     const bool too_late = request->is_answered;
     request->is_answered = true;
     worker->running = NULL;
     pthread_mutex_unlock(&worker->mutex);
     if (too_late) {
+        pthread_mutex_lock(&disk->mutex);
+        disk->stats.wasted_bytes += restored.n_bytes_read;
+        pthread_mutex_unlock(&disk->mutex);
         firn_restored_deinit(&restored);
     } else {
-        request->done(request->ctx, reason == FIRN_REASON_NONE ? &restored : NULL, reason);
+        request->wanted.done(request->wanted.ctx, reason == FIRN_REASON_NONE ? &restored : NULL, reason);
     }
     drop_request(disk, request);
 }
@@ -168,10 +251,14 @@ static bool answer_overdue(firni_worker *worker)
     if (queued == NULL && (running == NULL || running->is_answered || running->deadline_ns > now_ns)) {
         return false;
     }
+    if (queued == NULL && running->is_in_call) {
+        (void)pthread_cond_wait(&worker->watcher_wakes, &worker->mutex);
+        return true; /* look again: it may have been answered */
+    }
     restore_request *request = queued != NULL ? queued : running;
     /* What done needs is copied: a running request may be freed by the reader as soon as the mutex is open. */
-    const firn_restore_done done = request->done;
-    void *done_ctx = request->ctx;
+    const firn_restore_done done = request->wanted.done;
+    void *done_ctx = request->wanted.ctx;
     request->is_answered = true;
     pthread_mutex_unlock(&worker->mutex);
     done(done_ctx, NULL, FIRN_REASON_DEADLINE);
@@ -264,7 +351,7 @@ void firni_worker_destroy(firni_worker *worker)
     pthread_mutex_unlock(&worker->mutex);
     while (request != NULL) {
         restore_request *next = request->next;
-        request->done(request->ctx, NULL, FIRN_REASON_GONE);
+        request->wanted.done(request->wanted.ctx, NULL, FIRN_REASON_GONE);
         drop_request(worker->disk, request);
         request = next;
     }
@@ -292,8 +379,9 @@ void firni_worker_wake(firni_worker *worker)
 
 /* ---- requests ---------------------------------------------------------------------------------------------------- */
 
-/* Takes a copy of the request with a pin and a reference of its own, so that the caller may release its handle. */
-static firn_status enqueue(firni_disk *disk, const restore_request *wanted, firn_error *err)
+/* Takes a copy of the request with a pin and references of its own, so that the caller may release its handle. */
+static firn_status enqueue(firni_disk *disk, firn_tier_handle *handle, const firn_restore_request *wanted,
+                           bool is_object, firn_error *err)
 {
     firni_worker *worker = disk->worker;
     assert(worker != NULL); /* without a schema no lookup hands out a handle */
@@ -301,8 +389,12 @@ static firn_status enqueue(firni_disk *disk, const restore_request *wanted, firn
     if (request == NULL) {
         return firni_fail(err, FIRN_ERR_NO_MEMORY, "no memory to queue a restore");
     }
-    *request = *wanted;
+    *request = (restore_request){ .handle = handle, .is_object = is_object, .wanted = *wanted };
     request->deadline_ns = wanted->deadline_ns == 0 ? UINT64_MAX : wanted->deadline_ns;
+    if (!take_head(disk, &request->wanted)) {
+        firni_free(disk->env, request);
+        return firni_fail(err, FIRN_ERR_NO_MEMORY, "no memory to queue a restore");
+    }
     atomic_fetch_add(&request->handle->refs, 1);
     pthread_mutex_lock(&disk->mutex);
     firni_handle_pin_locked(disk, request->handle);
@@ -328,20 +420,24 @@ static firn_status enqueue(firni_disk *disk, const restore_request *wanted, firn
     return FIRN_OK;
 }
 
+firn_status firni_disk_restore_request(firn_tier *tier, firn_tier_handle *handle, const firn_restore_request *request,
+                                       firn_error *err)
+{
+    return enqueue(firni_disk_of(tier), handle, request, false, err);
+}
+
 firn_status firni_disk_restore_async(firn_tier *tier, firn_tier_handle *handle, uint32_t n_tokens, uint64_t deadline_ns,
                                      firn_restore_done done, void *ctx, firn_error *err)
 {
-    const restore_request request = {
-        .handle = handle, .n_tokens = n_tokens, .deadline_ns = deadline_ns, .done = done, .ctx = ctx
+    const firn_restore_request request = {
+        .n_tokens = n_tokens, .deadline_ns = deadline_ns, .done = done, .ctx = ctx
     };
-    return enqueue(firni_disk_of(tier), &request, err);
+    return enqueue(firni_disk_of(tier), handle, &request, false, err);
 }
 
 firn_status firni_disk_restore_object_async(firn_tier *tier, firn_tier_handle *handle, uint64_t deadline_ns,
                                             firn_restore_done done, void *ctx, firn_error *err)
 {
-    const restore_request request = {
-        .handle = handle, .is_object = true, .deadline_ns = deadline_ns, .done = done, .ctx = ctx
-    };
-    return enqueue(firni_disk_of(tier), &request, err);
+    const firn_restore_request request = { .deadline_ns = deadline_ns, .done = done, .ctx = ctx };
+    return enqueue(firni_disk_of(tier), handle, &request, true, err);
 }

@@ -1,9 +1,11 @@
 /*
- * One restore in progress, shared by disk_restore.c (what is needed, memory, caches) and disk_read.c (reading and
- * verifying it).
+ * One restore in progress, shared by disk_restore.c (what is needed, memory, caches), disk_read.c (reading and verifying
+ * it) and disk_layers.c (the same, layer by layer).
  *
  *      parts     record 0 | record 1 | ... | checkpoint        of each the header and its first images
  *      reads     `--- neighbours ---'   ...                    what lies together is read together
+ *
+ * A part whose images the caller has already (its head) is *held*: nothing of it is read.
  */
 #ifndef FIRNI_RESTORE_IMPL_H
 #define FIRNI_RESTORE_IMPL_H
@@ -18,6 +20,7 @@ typedef struct firni_restore_part {
     uint64_t n_bytes;   /* from the record's start */
     uint32_t first_iov; /* 1 + n_images of them */
     firni_code code;    /* what is wrong with it */
+    bool is_held;       /* by the caller: n_bytes is 0 */
 } firni_restore_part;
 
 /* Neighbouring parts that one call reads. */
@@ -30,6 +33,7 @@ typedef struct firni_restore_job {
     firni_disk *disk;
     firni_volume *volume;
     firn_tier_handle *handle;
+    const firni_restore_want *want;
     uint32_t n_tokens, n_records;
     bool has_checkpoint;
     firni_entry checkpoint; /* at n_tokens */
@@ -47,8 +51,11 @@ typedef struct firni_restore_job {
     firn_io_read *reads;      /* [n_parts]: room for a read of each */
     firni_restore_span *spans; /* [n_parts]: what each read covers */
     uint32_t n_reads;
+    uint32_t first_read;      /* of the batch that is being read */
     struct iovec *iov;
-    uint64_t n_bytes;
+    size_t n_iov;
+    uint64_t n_bytes;         /* of all parts */
+    uint64_t n_bytes_read;    /* so far */
 } firni_restore_job;
 
 /* The blocks of one layer are neighbours in the list, as firn_row_view wants them. */
@@ -64,7 +71,16 @@ FIRNI_INLINE firn_block **firni_restore_slot(const firni_restore_job *job, uint3
     return part < job->n_records ? &firni_restore_blocks(job, layer)[part] : &job->fixed[layer];
 }
 
-/* Reads all parts into their blocks, verifies them, and notes every bad one. NONE, or the reason of the first. */
+/* Reads all parts into their blocks, verifies them, and notes every bad one. NONE, or the reason of the first; CANCELLED
+ * when it was not wanted any more. */
 firn_reason firni_restore_read(firni_restore_job *job);
+/* The same, lower layers first; says how many are there. The caches exist already. */
+firn_reason firni_restore_read_layers(firni_restore_job *job);
+bool firni_restore_is_wanted(const firni_restore_job *job);
+void firni_restore_report(const firni_restore_job *job, uint32_t n_layers);
+/* Whether a decoded header is the one of part i. */
+bool firni_restore_header_fits(const firni_restore_job *job, uint32_t i, const firni_record *record);
+/* What is wrong with the first bad part, or NONE; all of them are noted. */
+firn_reason firni_restore_judge(firni_restore_job *job);
 
 #endif
