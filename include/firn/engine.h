@@ -27,6 +27,9 @@ typedef struct firn_engine_options {
     uint32_t chunk_tokens_max;  /* prompt tokens per step; 0: 256 */
     uint32_t queue_max;         /* requests waiting; beyond it submit answers BUSY; 0: 128 */
     bool no_prefix_cache;       /* compute every prompt in full */
+    bool restore_always;        /* read from the tier also where computing is expected to be faster */
+    uint64_t layered_bytes_min; /* restores of so much or more arrive layer by layer, and the prompt goes on before their
+                                 * end; 0: 16 MiB */
     /* Speculation: guessed tokens are forwarded together with a row's last one, and kept as far as they are what the
      * model chooses. Answers do not change. The model must be opened for this many more tokens of one forward:
      * batch_rows_max * draft_tokens_max, at most 128. */
@@ -117,6 +120,9 @@ typedef struct firn_engine_stats {
     uint64_t n_waiting, n_running;
     uint64_t prompt_tokens, computed_prompt_tokens, generated_tokens;
     uint64_t n_steps, step_ns_total;
+    uint64_t n_early_starts;        /* rows that went on before their restore had ended */
+    uint64_t n_early_failed;        /* of these, rows whose restore then failed: their prompts were computed */
+    uint64_t early_layers;          /* layers that were forwarded while later ones were still being read */
     firn_draft_usage draft;
     firn_prefix_stats prefix;
     firn_pool_stats pool;

@@ -75,11 +75,15 @@ typedef struct firn_forward_input {
     firn_cache *const *caches;   /* [n_layers], each with n_rows rows; advanced by counts */
     const uint8_t *want_logits;  /* [sum(counts)] 0 or 1: positions whose logits are wanted; NULL: the last of each row */
     float *logits;               /* out: [number wanted, n_vocab] f32, in packed order */
+    /* Optional. Asked before a layer uses caches[cache], in the order of the layers; may wait. False: the forward ends
+     * with CANCELLED, and the caches are fit for nothing but being destroyed. */
+    bool (*cache_ready)(void *ctx, uint32_t cache);
+    void *cache_ctx;
 } firn_forward_input;
 
 /* One step. All caches are reserved before anything changes, so that either every layer advances or none does.
- * Errors: INVALID (token id outside the vocabulary, more tokens or rows than the options allow), CAPACITY, NO_MEMORY.
- * Allocates nothing beyond cache blocks. */
+ * Errors: INVALID (token id outside the vocabulary, more tokens or rows than the options allow), CAPACITY, NO_MEMORY,
+ * CANCELLED (cache_ready). Allocates nothing beyond cache blocks. */
 firn_status firn_model_forward(firn_model *model, const firn_forward_input *input, firn_error *err);
 /* Multiply-adds of weights and activations that all forwards so far have done; attention and recurrence not counted. */
 uint64_t firn_model_multiply_adds(const firn_model *model);

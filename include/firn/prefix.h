@@ -14,6 +14,10 @@
  *     rows' own count.
  *   - acquire() finds the longest usable prefix of a prompt in RAM and in the tier below, starts the read when the tier
  *     has more, and pins what it promised. Identical reads in flight are joined.
+ *   - A read is started only when it is expected to be faster than computing what it brings: the rates of both are
+ *     measured. One that turns out slower is given up after about a tenth of the time that computing takes. A read that
+ *     nobody waits for any more ends early. Of what RAM has nothing is read.
+ *   - The logits behind the last token of the latest prompts are kept: the same prompt again is found whole.
  *   - lend() makes serial caches that share the donor's blocks; the donor stays in place.
  *   - put() inserts what is new. With a tier below, new nodes are dirty until stored there: write-behind, on the store
  *     worker's thread. Dirty nodes stay readable and are retried; they leave RAM unstored only when there is no tier.
@@ -50,6 +54,10 @@ typedef struct firn_prefix_options {
     uint32_t min_tokens;           /* shortest prefix worth reusing or keeping; 0: 16 */
     uint32_t write_queue_max;      /* stores waiting for the worker; 0: 64 */
     uint64_t restore_deadline_ns;  /* longest wait for a tier read; 0: 10 s */
+    bool restore_always;           /* read also where computing is expected to be faster: for measurements and tests */
+    uint64_t compute_ns_min;       /* time that computing one token takes at least, until it has been measured; 0: not known */
+    uint64_t layered_bytes_min;    /* reads of so much or more arrive layer by layer; 0: 16 MiB */
+    uint64_t logits_bytes_max;     /* of last logits; 0: 16 MiB */
     uint64_t retry_ns_min;         /* first pause before a failed store is tried again, doubled up to 64 times this; 0: 100 ms */
     void (*notify)(void *ctx);     /* called (any thread) when a lease became ready or a store ended; may be NULL */
     void *notify_ctx;
@@ -65,7 +73,7 @@ void firn_prefix_destroy(firn_prefix *prefix);
  *   DIVERGED     a stored token differs at first_divergence
  *   NO_PREFIX    not even the first token is stored
  *   BELOW_MIN    something matches, but less than min_tokens
- *   BREAKEVEN    the tier has less than min_tokens more than RAM
+ *   BREAKEVEN    the tier has less than min_tokens more than RAM, or reading it would take longer than computing it
  *   FAMILY_MISSING  more tokens are stored, but not with the window or the state that resuming them takes
  *   DEADLINE     a read did not end in time; until it has ended, no other is waited for
  *   NO_MEMORY    there is no room for what would be read, or no place in the tree for what was
@@ -81,8 +89,9 @@ typedef struct firn_lease_info {
     uint64_t restore_ns;      /* time the tier read took; 0 without one */
 } firn_lease_info;
 
-/* Starts a lookup of prompt[0..n_tokens) in namespace ns (NULL: ""). At least one token is always left to compute. The
- * tier is read when it has at least min_tokens more than RAM. The tokens are copied. Errors: NO_MEMORY, INVALID (ns too
+/* Starts a lookup of prompt[0..n_tokens) in namespace ns (NULL: ""). At least one token is left to compute, unless the
+ * logits behind the last one are there too (firn_lease_logits). The tier is read when it has at least min_tokens more
+ * than RAM and reading is worth it. The tokens are copied. Errors: NO_MEMORY, INVALID (ns too
  * long, n_tokens 0); a miss is not an error. */
 firn_status firn_prefix_acquire(firn_prefix *prefix, const firn_token *prompt, uint32_t n_tokens, const char *ns,
                                 firn_lease **out, firn_error *err);
@@ -93,8 +102,35 @@ firn_lease_info firn_lease_result(firn_lease *lease);
 /* Makes one serial cache per layer with firn_lease_result().n_tokens tokens, sharing the tree's blocks; `caches` has
  * room for schema.n_layers and the caches are the caller's. With n_tokens 0 they have one empty row each. */
 firn_status firn_lease_lend(firn_lease *lease, firn_cache **caches, firn_error *err);
-/* Unpins and frees; also cancels the wait for a read. Accepts NULL. */
+/* The logits behind the prompt's last token, when the result covers all of the prompt; else NULL. Valid until the lease
+ * is released. Call only when ready. */
+const float *firn_lease_logits(const firn_lease *lease);
+/* Unpins and frees; also cancels the wait for a read, and the read when nobody else waits for it. Accepts NULL. */
 void firn_lease_release(firn_lease *lease);
+
+/* A read that arrives layer by layer may be built upon before it has ended. */
+typedef struct firn_lease_start {
+    uint32_t n_tokens;       /* that the read will bring */
+    uint64_t remaining_ns;   /* expected, until its last layer is there */
+} firn_lease_start;
+
+/* Whether the lease, which is not ready, may start so now. */
+bool firn_lease_may_start(const firn_lease *lease, firn_lease_start *out);
+/* Makes one serial cache per layer with start.n_tokens tokens, whose memory is there; the contents of a layer are once
+ * firn_lease_await_layer() has said so. Whoever appends to them must not publish anything of it before the lease is
+ * ready and its result covers start.n_tokens; else they are to be destroyed, and the prompt computed. Call at most once
+ * for a lease, after may_start. Errors: NO_MEMORY. */
+firn_status firn_lease_start_caches(firn_lease *lease, firn_cache **caches, firn_error *err);
+/* Waits until the contents of the layer are in the started caches. False: the read has failed, or until_ns has come. */
+bool firn_lease_await_layer(firn_lease *lease, uint32_t layer, uint64_t until_ns);
+bool firn_lease_is_arriving(const firn_lease *lease); /* its last layer is not there yet */
+
+/* Keeps the logits behind the prompt tokens[0..n_tokens), whose state is in the tree, or will be: copied, the latest few
+ * are kept. Benign when there is no memory. */
+void firn_prefix_keep_logits(firn_prefix *prefix, const firn_token *tokens, uint32_t n_tokens, const char *ns,
+                             const float *logits, uint32_t n_logits);
+/* Says how long a forward took that computed n_tokens prompt tokens at about this depth: what a read is compared with. */
+void firn_prefix_learn_compute(firn_prefix *prefix, uint32_t n_tokens, uint32_t depth_tokens, uint64_t ns);
 
 /* Inserts the state of tokens[0..n_tokens): caches are serial, one per layer, borrowed. Shared prefixes are stored
  * once. Returns true when the tree holds all of it now (reason NONE), or a longer head of it than before (reason: why
@@ -115,6 +151,15 @@ uint64_t firn_prefix_poll(firn_prefix *prefix);
  * nodes. Each path is tried once: a refusal is not waited out. */
 firn_flush_report firn_prefix_flush(firn_prefix *prefix, uint64_t bound_ns);
 
+/* Durations by size: counts[i] of at most firn_latency_bound_ns(i), single, not cumulative. */
+#define FIRN_LATENCY_BUCKETS 14
+typedef struct firn_latency {
+    uint64_t counts[FIRN_LATENCY_BUCKETS];
+    uint64_t ns_total;
+} firn_latency;
+
+uint64_t firn_latency_bound_ns(uint32_t bucket); /* UINT64_MAX: of the last one, which has none */
+
 typedef struct firn_prefix_stats {
     uint64_t n_nodes, held_bytes, budget_bytes;
     uint64_t n_dirty, n_queued, n_pinned;
@@ -128,6 +173,18 @@ typedef struct firn_prefix_stats {
     uint64_t n_shed;              /* nodes that gave up their window blocks and stayed */
     uint64_t n_checkpoints_dropped; /* by the retention rule */
     uint64_t wasted_bytes;        /* restored from the tier and then not used */
+    uint64_t restored_bytes;      /* that the tier delivered; wasted_bytes is a part of it */
+    uint64_t n_restores;          /* reads of the tier that were started */
+    uint64_t n_restores_joined;   /* lookups that waited for a read in flight */
+    uint64_t n_restores_refused;  /* by the gate: computing is expected to be faster */
+    uint64_t n_restore_probes;    /* reads started all the same, to see whether the tier has become faster */
+    uint64_t n_restores_given_up; /* waits that ended because computing had become the faster way */
+    uint64_t n_restores_cancelled; /* reads that nobody waited for any more */
+    uint64_t n_restores_failed;   /* for another reason */
+    firn_latency restore_latency; /* of reads that ended well */
+    firn_latency store_latency;   /* of stores that ended well */
+    uint64_t n_logits, logits_bytes; /* last logits that are kept */
+    uint64_t n_logits_hits;       /* prompts that were found whole */
     uint64_t reasons[FIRN_REASON_COUNT];
 } firn_prefix_stats;
 

@@ -110,12 +110,12 @@ typedef struct firn_tier_stats {
 /* Called once per asynchronous restore, on a thread of the tier's. On success `restored` is the callee's to keep. */
 typedef void (*firn_restore_done)(void *ctx, firn_restored *restored, firn_reason reason);
 
-/* How far a restore has come. The caches are those that `done` will bring: one row each of the wanted count, whose
+/* How far a restore has come; said first when it begins. The caches are those that `done` will bring: one row each of the wanted count, whose
  * memory is there and whose contents are those of the tokens in layers [0, n_layers) only, verified. They are borrowed
  * for the call; their blocks may be retained, and may not be written. Nothing of it may be published before `done` has
  * brought it: a later layer can still fail. */
 typedef struct firn_restore_progress {
-    firn_cache *const *caches;  /* [n_caches] */
+    firn_cache *const *caches;  /* [n_caches]; NULL and 0 without in_layer_order */
     uint32_t n_caches;
     uint32_t n_layers;          /* complete and verified; never falls; 0 until the end without in_layer_order */
     uint64_t n_bytes;           /* read so far */

@@ -86,6 +86,7 @@ firn_status firni_bench_session_open(firni_bench_session *session, const firni_b
             .ctx_tokens_max = ctx_tokens,
             .batch_rows_max = 1,
             .chunk_tokens_max = bench->options.n_chunk,
+            .restore_always = true, /* it is measured, wise or not */
         };
         status = firn_engine_create(&options, bench->env, &session->engine, err);
     }

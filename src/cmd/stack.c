@@ -206,6 +206,7 @@ static firn_status open_engine(firni_stack *stack, const firni_stack_options *op
         .chunk_tokens_max = options->chunk_tokens_max,
         .queue_max = options->queue_max,
         .no_prefix_cache = options->no_prefix_cache,
+        .restore_always = options->restore_always,
         .draft_ngram = options->draft != NULL && !firni_stack_has_drafter(options),
         .draft_model = stack->draft_model,
         .draft_tier = stack->draft_tier,

@@ -39,6 +39,7 @@ typedef struct firni_stack_options {
     uint64_t ttl_ns;             /* 0: no limit */
     bool disk_share;             /* when another process is the writer, read its cache and store nothing */
     bool no_prefix_cache;        /* compute every prompt in full; implies no_disk */
+    bool restore_always;         /* restore also where computing is expected to be faster */
     const char *draft;           /* "ngram", or the file of a drafter; NULL: no speculation */
     bool draft_always;           /* guess also where it is slower */
     uint32_t draft_tokens_max;   /* guesses of a row and step; 0: 8 */
@@ -83,6 +84,8 @@ typedef struct firni_stack_options {
       .help = "guess tokens ahead, answers stay the same: ngram (from the text so far), or a small GGUF model" },      \
     { .name = "draft-max", .kind = FIRNI_FLAG_U32, .target = &(o).draft_tokens_max, .value_name = "TOKENS",            \
       .help = "most guesses of a request and step (0: 8)", .min = 0, .max = 64 },                                      \
+    { .name = "restore-always", .kind = FIRNI_FLAG_BOOL, .target = &(o).restore_always,                                \
+      .help = "read the disk also where computing is expected to be faster" },                                         \
     { .name = "draft-always", .kind = FIRNI_FLAG_BOOL, .target = &(o).draft_always,                                    \
       .help = "guess also where that has turned out slower than plain decoding" }
 /* clang-format on */

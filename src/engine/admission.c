@@ -6,6 +6,7 @@
  * before the lookup, so that what is read for a waiting request is not taken from those that run.
  */
 #include <assert.h>
+#include <string.h>
 
 #include "engine/engine_impl.h"
 
@@ -75,12 +76,24 @@ static void end_unjoined(firn_engine *engine, firni_sequence *sequence, firn_fin
     } else {
         engine->stats.n_failed++;
     }
+    firni_started_drop(engine, sequence);
     firn_lease_release(sequence->lease);
     sequence->lease = NULL;
     engine->reserved_bytes -= sequence->reserved_bytes;
     firni_draft_release(sequence);
     firni_sequence_end(sequence, finish, NULL, NULL, 0, error);
     firni_intake_forget(engine, sequence);
+}
+
+void firni_started_drop(const firn_engine *engine, firni_sequence *sequence)
+{
+    if (sequence->started != NULL) {
+        firni_destroy_caches(engine, sequence->started);
+        sequence->started = NULL;
+        firni_free(engine->env, sequence->first_logits);
+        sequence->first_logits = NULL;
+        sequence->n_cached = 0;
+    }
 }
 
 /* Serial caches for a row that starts empty. */
@@ -114,13 +127,15 @@ void firni_destroy_caches(const firn_engine *engine, firn_cache **caches)
 static firn_status join(firn_engine *engine, firni_sequence *sequence, firn_error *err)
 {
     const uint32_t n_layers = engine->schema->n_layers;
-    firn_cache **serial = firni_calloc(engine->env, n_layers, sizeof *serial);
+    const bool is_started = sequence->started != NULL;
+    firn_cache **serial = is_started ? sequence->started : firni_calloc(engine->env, n_layers, sizeof *serial);
+    sequence->started = NULL;
     firn_cache **merged = firni_calloc(engine->env, n_layers, sizeof *merged);
     firn_status status = FIRN_OK;
     if (serial == NULL || merged == NULL) {
         status = firni_fail(err, FIRN_ERR_NO_MEMORY, "no memory to join a batch of %u layers", n_layers);
     }
-    if (status == FIRN_OK) {
+    if (status == FIRN_OK && !is_started) {
         status = sequence->lease != NULL ? firn_lease_lend(sequence->lease, serial, err)
                                          : make_fresh_caches(engine, serial, err);
     }
@@ -179,15 +194,45 @@ static bool reserve(firn_engine *engine, firni_sequence *sequence, uint64_t budg
     return false;
 }
 
+/* The logits behind a prompt that was found whole. Without memory for them the last token is computed: not possible any
+ * more with its state in the row, so the request fails as any other for which there is no memory. */
+static firn_status take_first_logits(const firn_engine *engine, firni_sequence *sequence, firn_error *err)
+{
+    const float *logits = sequence->lease != NULL ? firn_lease_logits(sequence->lease) : NULL;
+    if (logits == NULL || sequence->first_logits != NULL) {
+        return FIRN_OK;
+    }
+    sequence->first_logits = firni_calloc(engine->env, engine->n_vocab, sizeof *sequence->first_logits);
+    if (sequence->first_logits == NULL) {
+        return firni_fail(err, FIRN_ERR_NO_MEMORY, "no memory for the logits of %u tokens", engine->n_vocab);
+    }
+    memcpy(sequence->first_logits, logits, engine->n_vocab * sizeof *logits);
+    return FIRN_OK;
+}
+
+/* A row that went on early stands on what the read was to bring: it is of use only when exactly that has come. */
+static void settle_started(firn_engine *engine, firni_sequence *sequence)
+{
+    if (sequence->started != NULL && sequence->usage.cache.n_tokens != sequence->n_start) {
+        engine->stats.n_early_failed++;
+        firni_started_drop(engine, sequence);
+    }
+}
+
 static void admit_one(firn_engine *engine, firni_sequence *sequence)
 {
     if (sequence->lease != NULL) {
         sequence->usage.cache = firn_lease_result(sequence->lease);
+        settle_started(engine, sequence);
     } else if (sequence->no_cache || engine->prefix == NULL) {
         sequence->usage.cache.reason = FIRN_REASON_DISABLED;
     }
     firn_error error = { 0 };
-    const firn_status status = join(engine, sequence, &error);
+    const uint32_t n_started = sequence->started != NULL ? sequence->n_cached - sequence->n_start : 0;
+    firn_status status = take_first_logits(engine, sequence, &error);
+    if (status == FIRN_OK) {
+        status = join(engine, sequence, &error);
+    }
     if (status != FIRN_OK) {
         end_unjoined(engine, sequence, FIRN_FINISH_ERROR, &error);
         return;
@@ -201,7 +246,12 @@ static void admit_one(firn_engine *engine, firni_sequence *sequence)
     }
     firni_draft_join(engine, sequence);
     engine->stats.prompt_tokens += sequence->n_prompt;
-    engine->stats.computed_prompt_tokens += sequence->n_prompt - sequence->n_cached;
+    engine->stats.computed_prompt_tokens += sequence->n_prompt - (sequence->n_cached - n_started);
+    if (n_started > 0) {
+        /* All of its restore has been verified now: what it computed may be published. */
+        sequence->prompt_logits = sequence->n_cached == sequence->n_prompt ? sequence->first_logits : NULL;
+        firni_publish_progress(engine, engine->n_rows - 1, n_started);
+    }
 }
 
 void firni_admit(firn_engine *engine)
@@ -224,6 +274,9 @@ void firni_admit(firn_engine *engine)
         if (memory_left) {
             look_up(engine, sequence);
             firni_draft_look_up(engine, sequence);
+            if (engine->n_rows < engine->options.batch_rows_max) {
+                firni_early_start(engine, sequence);
+            }
             if (engine->n_rows < engine->options.batch_rows_max &&
                 (sequence->lease == NULL || firn_lease_ready(sequence->lease)) && firni_draft_ready(sequence)) {
                 forget_waiting(engine, link, previous);

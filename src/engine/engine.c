@@ -6,6 +6,10 @@
 
 #include "engine/engine_impl.h"
 
+/* A bound that no processor of today beats: each token takes two operations for each parameter, and there are 800 of
+ * them in a nanosecond. It serves until the first prompt has been timed. */
+#define PARAMS_PER_NS 400u
+
 enum {
     BATCH_ROWS_DEFAULT = 16,
     BATCH_ROWS_MAX = 256,
@@ -260,6 +264,9 @@ firn_status firn_engine_create(const firn_engine_options *options, const firn_en
             .schema = engine->schema,
             .tier = options->tier,
             .budget_bytes = own_tree_budget(engine),
+            .restore_always = options->restore_always,
+            .layered_bytes_min = options->layered_bytes_min,
+            .compute_ns_min = firn_model_get_info(options->model)->n_params / PARAMS_PER_NS,
             .notify = firni_engine_wake,
             .notify_ctx = engine,
         };

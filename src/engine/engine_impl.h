@@ -12,6 +12,7 @@
  *   intake.c     submit and cancel: everything other threads may touch
  *   sequence.c   one request's own state; its life from copy to END event
  *   admission.c  who may join, against the KV budget; joining = lend + merge
+ *   early_start.c  a row's first chunk while its restore is still arriving
  *   step.c       one forward over all rows; sampling; leaving = publish + filter
  *   publish.c    what of a row goes into the token tree, and when
  *   draft_impl.h speculation: guesses, verify rounds
@@ -68,6 +69,11 @@ typedef struct firni_sequence {
 
     firni_sequence_state state;
     firn_lease *lease;        /* while waiting, once acquired */
+    firn_cache **started;     /* while waiting: a row that went on before its restore had ended, one per layer; or NULL */
+    uint32_t n_start;         /* tokens of it that are being restored; n_cached has those forwarded since too */
+    bool may_not_start;       /* it was tried */
+    float *first_logits;      /* behind the prompt, when they are there before the row's first step; or NULL */
+    const float *prompt_logits; /* during a step that read the prompt's last token: behind it */
     uint64_t reserved_bytes;  /* counted in engine.reserved_bytes from its lookup on */
     firni_draft draft;
     firn_usage usage;
@@ -155,8 +161,15 @@ uint64_t firni_unevictable_bytes(const firn_prefix *prefix, uint64_t node_bytes)
 /* Destroys one cache per layer, and the array; accepts NULL and half-filled arrays. */
 void firni_destroy_caches(const firn_engine *engine, firn_cache **caches);
 void firni_caches_release(const firn_env *env, firn_cache **caches, uint32_t n_layers);
+/* Forgets the row that was started early; accepts that there is none. */
+void firni_started_drop(const firn_engine *engine, firni_sequence *sequence);
 /* Starts lookups for the first waiting requests, ends cancelled ones, lets in those that fit. */
 void firni_admit(firn_engine *engine);
+
+/* ---- early_start.c ---- */
+
+/* Forwards the next chunk of a waiting sequence when its restore is arriving layer by layer and soon all there. */
+void firni_early_start(firn_engine *engine, firni_sequence *sequence);
 
 /* ---- publish.c ---- */
 

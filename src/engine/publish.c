@@ -5,16 +5,18 @@
  *      prompt, then answer   0 ......................... N ........... end
  *      all blocks kept                                   *              *      all positions before are there too
  *      windows               *    *    *    *    *    *  *              *      each chunk, before its blocks go
- *      fixed-size state                 *           *  *-1              *      where somebody may come back to
+ *      fixed-size state                 *           *  *-1 *            *      where somebody may come back to
+ *      last logits                                       *
  *
  * Blocks of a window leave the row as it goes on, so they are put after each chunk, whole blocks at a time. A state of
  * fixed size serves its own count alone and is large, so only counts are put that the tree's retention rule would keep:
  * the last block boundary that leaves a token of the prompt to compute, 2, 32 and 512 blocks before it, the boundary
- * before the place where this prompt left what was stored, for the next that leaves it there, and the end.
+ * before the place where this prompt left what was stored, for the next that leaves it there, the prompt's own end, where
+ * its last logits belong, and the end.
  *
- * And the prompt without its last token: whoever asks the same again must forward one token for its logits, and from
- * here it is only that one. The price is a step of its own for the last token. A prompt that fits into one block is
- * sooner computed.
+ * And the prompt without its last token: whoever asks the same again when the logits have gone, or after a restart, must
+ * forward one token for its logits, and from here it is only that one. The price is a step of its own for the last token.
+ * A prompt that fits into one block is sooner computed.
  */
 #include <assert.h>
 
@@ -87,16 +89,22 @@ uint32_t firni_publish_chunk(const firn_engine *engine, const firni_sequence *se
 
 void firni_publish_progress(firn_engine *engine, uint32_t row, uint32_t n_kept)
 {
-    const firni_sequence *sequence = engine->rows[row];
+    firni_sequence *sequence = engine->rows[row];
     const uint32_t before = sequence->n_cached - n_kept;
     if (n_kept == 0 || !is_reading(sequence, before)) {
         return;
     }
-    if ((engine->families & FIRNI_FAMILY_FIXED) != 0
-            ? next_wanted(sequence, before) == sequence->n_cached
-            : (engine->families & FIRNI_FAMILY_WINDOW) != 0 || sequence->n_cached >= sequence->n_prompt) {
+    const bool has_read_all = sequence->n_cached >= sequence->n_prompt;
+    if (has_read_all || ((engine->families & FIRNI_FAMILY_FIXED) != 0
+                             ? next_wanted(sequence, before) == sequence->n_cached
+                             : (engine->families & FIRNI_FAMILY_WINDOW) != 0)) {
         firni_publish(engine, row);
     }
+    if (sequence->prompt_logits != NULL && engine->prefix != NULL && !sequence->no_cache) {
+        firn_prefix_keep_logits(engine->prefix, sequence->tokens, sequence->n_prompt, sequence->ns,
+                                sequence->prompt_logits, engine->n_vocab);
+    }
+    sequence->prompt_logits = NULL;
 }
 
 /* Of a window the tree keeps the blocks before the row's last put position, with the margin of src/prefix/windows.c,
@@ -108,8 +116,8 @@ uint64_t firni_published_bytes(const firn_engine *engine, const firn_cache *shap
     if (engine->prefix == NULL || engine->options.tier == NULL) {
         return 0; /* what is not written behind may leave at any time */
     }
-    /* Those before the end, all of the prompt but one token, the branch, and the end. */
-    uint64_t bytes = (N_BEFORE_END + 3) * (uint64_t)firn_cache_fixed_bytes(shape);
+    /* Those before the end, all of the prompt but one token, all of it, the branch, and the end. */
+    uint64_t bytes = (N_BEFORE_END + 4) * (uint64_t)firn_cache_fixed_bytes(shape);
     if ((firni_family_of(shape) & FIRNI_FAMILY_WINDOW) != 0) {
         const uint64_t fixed_bytes = tokens > 0 ? firn_cache_fixed_bytes(shape) : 0;
         bytes += WINDOWS_PUBLISHED * (firn_cache_projected_bytes(shape, tokens) - fixed_bytes) +

@@ -78,7 +78,8 @@ void firni_sequence_destroy(firni_sequence *sequence)
         return;
     }
     const firn_env *env = sequence->env;
-    assert(sequence->lease == NULL && sequence->draft.lease == NULL);
+    assert(sequence->lease == NULL && sequence->draft.lease == NULL && sequence->started == NULL);
+    firni_free(env, sequence->first_logits);
     firn_sampler_destroy(sequence->sampler);
     firni_text_stream_destroy(sequence->stream);
     for (uint32_t i = 0; i < sequence->n_stops; i++) {

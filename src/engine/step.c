@@ -1,6 +1,7 @@
 /*
  * One step of the engine: plan, forward, sample, publish, leave.
  *
+ *   0. answer  rows whose prompt was found whole choose their first token from the logits that were kept
  *   1. plan    a decode row brings one token, and its guesses; rows still reading their prompt share the chunk budget
  *              evenly
  *   2. room    clean tree nodes are evicted until the step's new blocks fit
@@ -154,6 +155,7 @@ void firni_make_room(firn_engine *engine, uint64_t need_bytes)
     }
     /* What waiting requests were promised is given up before a running one is: they look it up again at their turn. */
     for (firni_sequence *sequence = engine->waiting_head; sequence != NULL; sequence = sequence->next) {
+        firni_started_drop(engine, sequence);
         firn_lease_release(sequence->lease);
         sequence->lease = NULL;
         firni_draft_release(sequence);
@@ -187,6 +189,7 @@ static void sample(firn_engine *engine, uint64_t forward_ns)
             sequence->usage.prefill_ns += forward_ns;
         }
         if (engine->step_counts[row] > 0 && sequence->n_cached == sequence->n_tokens) {
+            sequence->prompt_logits = before < sequence->n_prompt ? logits : NULL;
             firni_verify_row(engine, sequence, logits);
             logits += (size_t)(1 + n_guesses) * engine->n_vocab;
         }
@@ -261,10 +264,53 @@ static bool only_generates(const firn_engine *engine)
     return only;
 }
 
+/* Rows whose next token needs no forward. Some may end with it. */
+static void answer_known(firn_engine *engine)
+{
+    bool any = false;
+    for (uint32_t row = 0; row < engine->n_rows; row++) {
+        firni_sequence *sequence = engine->rows[row];
+        if (sequence->first_logits != NULL) {
+            assert(sequence->n_cached == sequence->n_tokens && sequence->draft.n_proposed == 0);
+            firni_verify_row(engine, sequence, sequence->first_logits);
+            firni_free(engine->env, sequence->first_logits);
+            sequence->first_logits = NULL;
+            any = true;
+        }
+    }
+    if (any) {
+        remove_ended(engine);
+    }
+}
+
+/* What reading prompts takes, for the decision whether restoring is faster. Few tokens say little: they cost a forward
+ * nearly as much as many do. */
+static void learn_compute(firn_engine *engine, uint64_t forward_ns)
+{
+    enum { TOKENS_MIN = 16 };
+    uint32_t n_tokens = 0, n_reading = 0, depth = 0;
+    for (uint32_t row = 0; row < engine->n_rows; row++) {
+        const firni_sequence *sequence = engine->rows[row];
+        const uint32_t before = sequence->n_cached - engine->step_kept[row];
+        n_tokens += engine->step_counts[row];
+        if (before < sequence->n_prompt && engine->step_counts[row] > n_reading) {
+            n_reading = engine->step_counts[row];
+            depth = before + n_reading / 2;
+        }
+    }
+    if (n_reading >= TOKENS_MIN && engine->prefix != NULL) {
+        firn_prefix_learn_compute(engine->prefix, n_tokens, depth, forward_ns);
+    }
+}
+
 bool firni_step(firn_engine *engine)
 {
     if (engine->n_rows == 0) {
         return false;
+    }
+    answer_known(engine);
+    if (engine->n_rows == 0) {
+        return true;
     }
     uint64_t forward_ns = 0;
     firn_error error = { 0 };
@@ -287,6 +333,7 @@ bool firni_step(firn_engine *engine)
     if (status == FIRN_OK) {
         engine->stats.n_steps++;
         engine->stats.step_ns_total += forward_ns;
+        learn_compute(engine, forward_ns);
         publish_progress(engine);
     } else {
         /* No row has advanced. The newest gives way, so that those before it can go on. */

@@ -3,7 +3,7 @@
  *
  *   1. check everything that the caller passed
  *   2. plan: each token's position, and which tokens the wanted logits depend on
- *   3. reserve room in every cache; from here on nothing can fail
+ *   3. reserve room in every cache; from here on nothing can fail but the caller's own state, when it is still arriving
  *   4. embed, rotate, layers
  *   5. final norm and output matrix for the wanted tokens alone
  *
@@ -262,11 +262,14 @@ firn_status firn_model_forward(firn_model *model, const firn_forward_input *inpu
         .multiply_adds = &model->multiply_adds,
     };
     firni_step_each_token(&step, embed_token, model);
-    /* From here on nothing fails. */
+    /* From here on nothing fails but what the caller may be waiting for. */
     if (model->arch->begin != NULL) {
         model->arch->begin(&step, model->layers);
     }
     for (uint32_t i = 0; i < hp->n_layers; i++) {
+        if (input->cache_ready != NULL && !input->cache_ready(input->cache_ctx, hp->layers[i].cache)) {
+            return firni_fail(err, FIRN_ERR_CANCELLED, "the state of layer %lu did not come", (unsigned long)i);
+        }
         step.layer = i;
         step.cache = input->caches[hp->layers[i].cache];
         step.is_last_to_store = i == model->last_storing_layer;

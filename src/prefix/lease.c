@@ -3,8 +3,8 @@
  * pins, and the explanation of what was found.
  *
  *      acquire ---- RAM has enough, or the tier has no more, or a read cannot start ------------------> ready
- *         '-------- waits for a read ---- it ended, or the deadline came: look in RAM once more -----> ready
- *                         '-------------- release: the read goes on without it
+ *         '-------- waits for a read ---- it ended, or was too slow: look in RAM once more -----------> ready
+ *                         '-------------- release: the read ends early, unless others wait
  *
  * A lease pins one node, the deepest it uses: its ancestors have a child and therefore stay, and the window blocks
  * among them that it needs are held. It also has references of its own to the blocks of that node, because a tail that
@@ -14,6 +14,9 @@
 #include <string.h>
 
 #include "prefix/prefix_impl.h"
+
+/* A wait is looked at again after so small a share of what it has lasted. */
+enum { LOOK_SHARE = 8 };
 
 /* A tail that has grown since in the tree, or a checkpoint that it has dropped, may give its memory back here: the
  * lease was then the last holder. */
@@ -56,7 +59,10 @@ static void let_go(firn_prefix *prefix, firni_node *node, uint32_t first)
 static void hold_ram(firn_lease *lease)
 {
     firn_prefix *prefix = lease->prefix;
-    const uint32_t n_max = lease->n_prompt - 1; /* one token is always left to compute */
+    /* One token is left to compute, unless what computing it gives is there already. */
+    firni_logits_release(prefix, lease->logits);
+    lease->logits = firni_logits_find(prefix, lease->prompt, lease->n_prompt, lease->ns);
+    const uint32_t n_max = lease->logits != NULL ? lease->n_prompt : lease->n_prompt - 1;
     lease->ram = firni_match_tokens(firni_root_find(prefix, lease->ns), lease->prompt, lease->n_prompt);
     firni_node *last = NULL;
     const uint32_t n_limit = lease->ram.n_matched < n_max ? lease->ram.n_matched : n_max;
@@ -114,7 +120,7 @@ static firn_reason explain(const firn_lease *lease, firn_reason failure)
 {
     const firn_lease_info *info = &lease->info;
     const uint32_t n_max = lease->n_prompt - 1;
-    if (info->n_tokens == n_max && n_max > 0) {
+    if (info->n_tokens >= n_max && n_max > 0) {
         return FIRN_REASON_NONE;
     }
     if (failure != FIRN_REASON_NONE) {
@@ -155,6 +161,7 @@ void firni_lease_finish(firn_lease *lease, firn_reason failure, uint64_t restore
     info->reason = explain(lease, failure);
     lease->ready = true;
 
+    stats->n_logits_hits += info->n_tokens == lease->n_prompt;
     stats->n_hits_ram += info->ram_tokens > 0;
     stats->n_hits_disk += info->disk_tokens > 0;
     stats->hit_tokens_ram += info->ram_tokens;
@@ -255,13 +262,41 @@ fail:
     return firni_fail(err, FIRN_ERR_NO_MEMORY, "no memory for a lookup of %u tokens", n_tokens);
 }
 
-/* The read itself goes on: it may serve the next request. */
+/* How far the read is, against the time that computing takes. */
+static bool is_too_slow(firn_lease *lease, uint64_t now_ns)
+{
+    firn_prefix *prefix = lease->prefix;
+    firni_read *read = lease->read;
+    if (now_ns < lease->look_ns) {
+        return false;
+    }
+    firni_inbox *inbox = &prefix->inbox;
+    (void)pthread_mutex_lock(&inbox->mutex);
+    const bool has_ended = read->has_ended;
+    const uint64_t n_done = read->n_bytes_done;
+    const uint64_t began_ns = read->began_ns > 0 ? read->began_ns : read->started_ns;
+    (void)pthread_mutex_unlock(&inbox->mutex);
+    const uint64_t waited_ns = now_ns - lease->since_ns;
+    lease->look_ns = now_ns + waited_ns / LOOK_SHARE + 1;
+    return !has_ended && firni_gate_gives_up(&prefix->gate, lease->compute_ns, waited_ns,
+                                             now_ns > began_ns ? now_ns - began_ns : 0, n_done, read->room_bytes);
+}
+
+static void stop_waiting(firn_lease *lease, firn_reason reason, uint64_t now_ns)
+{
+    firni_early_destroy(lease);
+    firni_read_leave(lease);
+    firni_lease_finish(lease, reason, now_ns - lease->since_ns);
+}
+
+/* The read itself may go on: for others, or to its next part. */
 static void expire(firn_lease *lease, uint64_t now_ns)
 {
     if (lease->read != NULL && now_ns >= lease->deadline_ns) {
-        const uint64_t waited_ns = now_ns - (lease->deadline_ns - lease->prefix->options.restore_deadline_ns);
-        firni_read_leave(lease);
-        firni_lease_finish(lease, FIRN_REASON_DEADLINE, waited_ns);
+        stop_waiting(lease, FIRN_REASON_DEADLINE, now_ns);
+    } else if (lease->read != NULL && is_too_slow(lease, now_ns)) {
+        lease->prefix->stats.n_restores_given_up++;
+        stop_waiting(lease, FIRN_REASON_BREAKEVEN, now_ns);
     }
 }
 
@@ -276,8 +311,9 @@ uint64_t firni_leases_next_deadline(const firn_prefix *prefix)
 {
     uint64_t next_ns = UINT64_MAX;
     for (const firn_lease *lease = prefix->leases; lease != NULL; lease = lease->next) {
-        if (lease->read != NULL && lease->deadline_ns < next_ns) {
-            next_ns = lease->deadline_ns;
+        if (lease->read != NULL) {
+            const uint64_t look_ns = lease->look_ns < lease->deadline_ns ? lease->look_ns : lease->deadline_ns;
+            next_ns = look_ns < next_ns ? look_ns : next_ns;
         }
     }
     return next_ns;
@@ -298,6 +334,12 @@ firn_lease_info firn_lease_result(firn_lease *lease)
     return lease->info;
 }
 
+const float *firn_lease_logits(const firn_lease *lease)
+{
+    assert(lease->ready);
+    return lease->logits != NULL && lease->info.n_tokens == lease->n_prompt ? lease->logits->values : NULL;
+}
+
 firn_status firn_lease_lend(firn_lease *lease, firn_cache **caches, firn_error *err)
 {
     assert(lease->ready);
@@ -314,7 +356,9 @@ void firn_lease_release(firn_lease *lease)
         return;
     }
     firn_prefix *prefix = lease->prefix;
+    firni_early_destroy(lease);
     firni_read_leave(lease);
+    firni_logits_release(prefix, lease->logits);
     drop_held(lease);
     let_go(prefix, lease->node, first_window(lease));
     if (lease->prev != NULL) {

@@ -8,6 +8,8 @@
 
 enum { MIN_TOKENS_DEFAULT = 16, WRITE_QUEUE_DEFAULT = 64 };
 #define RESTORE_DEADLINE_NS_DEFAULT UINT64_C(10000000000)
+#define LAYERED_BYTES_DEFAULT (UINT64_C(16) << 20)
+#define LOGITS_BYTES_DEFAULT (UINT64_C(16) << 20)
 #define RETRY_NS_MIN_DEFAULT UINT64_C(100000000)
 #define PAUSE_NS_MAX UINT64_C(86400000000000) /* a day: sums and multiples of it cannot overflow */
 
@@ -29,6 +31,9 @@ static firn_status fill_options(firn_prefix *prefix, const firn_prefix_options *
     filled->write_queue_max = options->write_queue_max > 0 ? options->write_queue_max : WRITE_QUEUE_DEFAULT;
     filled->restore_deadline_ns =
         options->restore_deadline_ns > 0 ? options->restore_deadline_ns : RESTORE_DEADLINE_NS_DEFAULT;
+    filled->layered_bytes_min = options->layered_bytes_min > 0 ? options->layered_bytes_min : LAYERED_BYTES_DEFAULT;
+    filled->logits_bytes_max = options->logits_bytes_max > 0 ? options->logits_bytes_max : LOGITS_BYTES_DEFAULT;
+    prefix->gate.compute_ns_min = (double)options->compute_ns_min;
     filled->retry_ns_min = options->retry_ns_min > 0 ? options->retry_ns_min : RETRY_NS_MIN_DEFAULT;
     prefix->n_layers = options->schema->n_layers;
     return FIRN_OK;
@@ -117,6 +122,7 @@ void firn_prefix_destroy(firn_prefix *prefix)
         }
         firni_inbox_wait_idle(prefix);
     }
+    firni_logits_destroy_all(prefix);
     remove_all_nodes(prefix);
     assert(prefix->n_nodes == 0 && prefix->n_pinned == 0 && prefix->n_unsaved == 0 && prefix->reading_bytes == 0);
     assert(prefix->n_checkpoints == 0 && prefix->n_unsaved_checkpoints == 0 && prefix->stuck_bytes == 0);
@@ -154,6 +160,29 @@ uint64_t firn_prefix_poll(firn_prefix *prefix)
         return UINT64_MAX;
     }
     return next_ns > now_ns ? next_ns - now_ns : 0;
+}
+
+void firn_prefix_learn_compute(firn_prefix *prefix, uint32_t n_tokens, uint32_t depth_tokens, uint64_t ns)
+{
+    firni_gate_learn_compute(&prefix->gate, n_tokens, depth_tokens, ns);
+}
+
+uint64_t firn_latency_bound_ns(uint32_t bucket)
+{
+    static const uint64_t bounds_us[FIRN_LATENCY_BUCKETS - 1] = { 100,   250,    500,    1000,   2500,    5000,   10000,
+                                                                  25000, 100000, 250000, 500000, 2500000, 10000000 };
+    assert(bucket < FIRN_LATENCY_BUCKETS);
+    return bucket < FIRN_LATENCY_BUCKETS - 1 ? bounds_us[bucket] * 1000u : UINT64_MAX;
+}
+
+void firni_latency_add(firn_latency *latency, uint64_t ns)
+{
+    uint32_t bucket = 0;
+    while (ns > firn_latency_bound_ns(bucket)) {
+        bucket++;
+    }
+    latency->counts[bucket]++;
+    latency->ns_total += ns;
 }
 
 void firn_prefix_get_stats(const firn_prefix *prefix, firn_prefix_stats *out)

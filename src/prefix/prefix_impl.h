@@ -9,6 +9,8 @@
  *      windows.c   which window blocks are needed           inbox.c     what other threads have finished
  *      checkpoints.c  which checkpoints are kept            evict.c     budgets, making room
  *      match.c     how far a prompt is stored and usable    prefix_check.c  every invariant
+ *      gate.c      whether a read is worth it               early.c     building on a read that has not ended
+ *      logits.c    last logits of the latest prompts
  *
  * Threads: the engine thread owns everything in firn_prefix except the two mailboxes below.
  *
@@ -23,8 +25,10 @@
 #define FIRNI_PREFIX_IMPL_H
 
 #include <pthread.h>
+#include <stdatomic.h>
 
 #include "base/base_impl.h"
+#include "prefix/gate_impl.h"
 #include "prefix/tree_impl.h"
 
 typedef enum firni_message_kind { FIRNI_MESSAGE_STORED, FIRNI_MESSAGE_READ } firni_message_kind;
@@ -54,6 +58,7 @@ typedef struct firni_job {
     uint32_t n_tokens;
     firn_cache **caches;       /* one per layer */
     uint32_t first_window;     /* the first node whose window blocks are among it, of all window layers */
+    uint64_t store_ns;         /* how long the tier took */
     bool stored;               /* the tier's answer */
     firn_reason reason;
 } firni_job;
@@ -86,11 +91,31 @@ typedef struct firni_read {
     uint32_t n_tokens;
     uint64_t room_bytes;       /* of the pool, that the restored blocks will take */
     uint64_t started_ns;
+    firn_block **head;         /* [n_layers][n_head_blocks]: what RAM had when it began, one reference each, or NULL */
+    uint32_t n_head_blocks;
+    atomic_bool unwanted;      /* nobody waits: once set, it ends early and nobody joins it. Set by the engine thread */
+    /* Guarded by inbox.mutex; each change is told by inbox.posted. */
+    firn_cache **early;        /* what is arriving, one cache per layer; NULL before the first report */
+    uint32_t n_layers_ready;
+    uint64_t n_bytes_done, n_bytes_total;
+    uint64_t began_ns, reported_ns; /* the tier's first report and its last; 0: none yet */
+    bool has_ended;            /* the answer is there: reason says which */
     /* Written by the tier's thread before it posts the message. */
     firn_restored restored;
     firn_reason reason;
     uint64_t ended_ns;
 } firni_read;
+
+/* Logits behind the last token of one prompt. Immutable. */
+typedef struct firni_logits {
+    struct firni_logits *next; /* in firn_prefix.logits */
+    uint32_t n_refs;           /* the list, and leases */
+    char *ns;
+    firn_token *tokens;
+    uint32_t n_tokens;
+    uint32_t n_logits;
+    float *values;
+} firni_logits;
 
 struct firn_lease {
     firn_prefix *prefix;
@@ -102,6 +127,11 @@ struct firn_lease {
     firn_token *prompt;
     uint32_t n_prompt;
     uint64_t deadline_ns;
+    uint64_t since_ns;         /* when it began to wait */
+    double compute_ns;         /* what computing instead of reading would take; 0: not known */
+    uint64_t look_ns;          /* when to see next whether the wait is still worth it */
+    struct firni_early *early; /* caches that were started on the read, or NULL */
+    firni_logits *logits;      /* of all of the prompt; one reference, or NULL */
     bool waited;               /* for a read: what RAM holds may have changed since */
     bool ready;
     firni_match ram;           /* how far the tree goes along the prompt; its node is not kept */
@@ -144,6 +174,8 @@ struct firn_prefix {
     bool flushing;
     bool closing;                /* being destroyed: nothing is inserted or queued any more */
 
+    firni_gate gate;
+    firni_logits *logits;        /* the latest first */
     firni_read *reads;
     uint64_t reading_bytes;      /* sum of the reads' room_bytes */
     firn_lease *leases;
@@ -275,7 +307,7 @@ void firni_inbox_wait_idle(firn_prefix *prefix);                    /* until no 
 /* Makes `lease` wait for a read of what the tier matched: joins one in flight that covers it, or starts one. Takes the
  * match's handle. NONE when it waits now, else why there is no read. */
 firn_reason firni_read_start(firn_prefix *prefix, firn_lease *lease, const firn_match *match);
-void firni_read_leave(firn_lease *lease); /* the lease waits no more; the read goes on */
+void firni_read_leave(firn_lease *lease); /* the lease waits no more; a read that nobody waits for ends early */
 void firni_read_ended(firn_prefix *prefix, firni_read *read);
 
 /* ---- lease.c ---- */
@@ -284,6 +316,22 @@ void firni_read_ended(firn_prefix *prefix, firni_read *read);
 void firni_lease_finish(firn_lease *lease, firn_reason failure, uint64_t restore_ns);
 void firni_leases_expire(firn_prefix *prefix, uint64_t now_ns); /* those whose deadline has come */
 uint64_t firni_leases_next_deadline(const firn_prefix *prefix); /* UINT64_MAX: nobody waits */
+
+/* ---- prefix.c ---- */
+
+void firni_latency_add(firn_latency *latency, uint64_t ns);
+
+/* ---- early.c ---- */
+
+/* On the tier's thread: keeps what is arriving, and how much of it is there. */
+void firni_early_report(firni_read *read, const firn_restore_progress *progress);
+void firni_early_destroy(firn_lease *lease); /* nothing when it was not started */
+
+/* ---- logits.c ---- */
+
+firni_logits *firni_logits_find(const firn_prefix *prefix, const firn_token *tokens, uint32_t n_tokens, const char *ns);
+void firni_logits_release(firn_prefix *prefix, firni_logits *logits); /* accepts NULL */
+void firni_logits_destroy_all(firn_prefix *prefix);
 
 /* ---- store_job.c ---- */
 

@@ -2,13 +2,14 @@
  * Reads from the tier below that are in flight. Owns the read from the lookup's handle to the state in the tree; joins
  * what would be read twice.
  *
- *      acquire -- found below --> room in the pool? --> restore_async ---> (tier's thread) --> inbox
- *                      |               no: NO_MEMORY                                             |
- *                      '-- covered by a read in flight: wait for that one                        v
- *                                                     waiters settle <-- state goes into the tree, saved
+ *      acquire -- found below --> worth it? --> room in the pool? --> restore_request --> (tier's thread) --> inbox
+ *                      |        no: BREAKEVEN    no: NO_MEMORY                                                  |
+ *                      '-- covered by a read in flight: wait for that one                                       v
+ *                                                                    waiters settle <-- state goes into the tree, saved
  *
- * A read is never abandoned: a lease may stop waiting, but the bytes are on their way, and what arrives intact is kept
- * for the next one who asks. What does not go into the tree is counted as wasted.
+ * Of whole blocks that RAM has nothing is read: they go along as the head of the restored state. When the last lease
+ * stops waiting the read is not wanted any more, and the tier ends it early where it can; what arrives intact all the
+ * same is kept for the next one who asks. What does not go into the tree is counted as wasted.
  */
 #include <assert.h>
 #include <string.h>
@@ -18,6 +19,14 @@
 static void read_destroy(firn_prefix *prefix, firni_read *read)
 {
     assert(read->waiters == NULL && read->handle == NULL);
+    for (size_t i = 0; read->head != NULL && i < (size_t)read->n_head_blocks * prefix->n_layers; i++) {
+        firn_block_release(read->head[i]);
+    }
+    if (read->early != NULL) {
+        firni_caches_destroy(prefix, read->early);
+    }
+    firni_free(prefix->env, read->early);
+    firni_free(prefix->env, read->head);
     firni_free(prefix->env, read->ns);
     firni_free(prefix->env, read->tokens);
     firni_free(prefix->env, read);
@@ -28,6 +37,9 @@ static void start_waiting(firni_read *read, firn_lease *lease)
 {
     lease->read = read;
     lease->waited = true;
+    lease->since_ns = firni_now_ns(lease->prefix->env);
+    const uint64_t patience_ns = firni_gate_patience_ns(lease->compute_ns);
+    lease->look_ns = patience_ns < UINT64_MAX - lease->since_ns ? lease->since_ns + patience_ns : UINT64_MAX;
     lease->next_waiter = read->waiters;
     read->waiters = lease;
 }
@@ -43,14 +55,29 @@ void firni_read_leave(firn_lease *lease)
     }
     *link = lease->next_waiter;
     lease->next_waiter = NULL;
+    if (lease->read->waiters == NULL) {
+        atomic_store(&lease->read->unwanted, true);
+    }
     lease->read = NULL;
+}
+
+/* On the tier's thread. */
+static bool is_wanted(void *ctx)
+{
+    firni_read *read = ctx;
+    return !atomic_load(&read->unwanted);
+}
+
+static void on_progress(void *ctx, const firn_restore_progress *progress)
+{
+    firni_early_report(ctx, progress);
 }
 
 /* A read in flight that brings at least the first n_tokens of the lease's prompt. */
 static firni_read *find_covering(const firn_prefix *prefix, const firn_lease *lease, uint32_t n_tokens)
 {
     for (firni_read *read = prefix->reads; read != NULL; read = read->next) {
-        if (read->n_tokens >= n_tokens && strcmp(read->ns, lease->ns) == 0 &&
+        if (!atomic_load(&read->unwanted) && read->n_tokens >= n_tokens && strcmp(read->ns, lease->ns) == 0 &&
             firni_tokens_common(read->tokens, lease->prompt, n_tokens) == n_tokens) {
             return read;
         }
@@ -80,6 +107,10 @@ static void restore_done(void *ctx, firn_restored *restored, firn_reason reason)
         read->restored = *restored;
         memset(restored, 0, sizeof *restored); /* ours now, whatever the tier does with the struct */
     }
+    firni_inbox *inbox = &read->prefix->inbox;
+    (void)pthread_mutex_lock(&inbox->mutex);
+    read->has_ended = true; /* for whoever waits for a layer, on the thread that takes the message later */
+    (void)pthread_mutex_unlock(&inbox->mutex);
     firni_inbox_post(read->prefix, &read->message);
 }
 
@@ -106,6 +137,35 @@ static uint64_t bytes_of_tokens(const firn_prefix *prefix, uint32_t n_tokens)
     return bytes;
 }
 
+/* References to the whole blocks that the tree has of the first n_tokens. Without memory there is no head, which only
+ * means that more is read; as with a tier that knows no heads. Returns their bytes. */
+static uint64_t take_head(firn_prefix *prefix, firni_read *read)
+{
+    if (prefix->options.tier->ops->restore_request == NULL) {
+        return 0;
+    }
+    const firni_match match =
+        firni_match_tokens(firni_root_find(prefix, read->ns), read->tokens, read->n_tokens);
+    const uint32_t n_blocks = match.n_matched / FIRN_BLOCK_TOKENS;
+    read->head = n_blocks > 0 ? firni_calloc(prefix->env, (size_t)n_blocks * prefix->n_layers, sizeof *read->head) : NULL;
+    if (read->head == NULL) {
+        return 0;
+    }
+    uint64_t bytes = 0;
+    read->n_head_blocks = n_blocks;
+    for (const firni_node *node = match.node; node->parent != NULL; node = node->parent) {
+        const uint32_t index = node->first_token / FIRN_BLOCK_TOKENS;
+        for (uint32_t layer = 0; index < n_blocks && layer < prefix->n_layers; layer++) {
+            firn_block *block = node->blocks[layer];
+            if (block != NULL) {
+                read->head[(size_t)layer * n_blocks + index] = firn_block_retain(block);
+                bytes += firn_block_bytes(block);
+            }
+        }
+    }
+    return bytes;
+}
+
 static firni_read *read_create(firn_prefix *prefix, const firn_lease *lease, uint32_t n_tokens)
 {
     firni_read *read = firni_calloc(prefix->env, 1, sizeof *read);
@@ -125,6 +185,8 @@ static firni_read *read_create(firn_prefix *prefix, const firn_lease *lease, uin
     }
     /* A copy: the lease may be released before the read has ended. */
     memcpy(read->tokens, lease->prompt, n_tokens * sizeof *read->tokens);
+    const uint64_t head_bytes = take_head(prefix, read);
+    read->room_bytes -= head_bytes < read->room_bytes ? head_bytes : read->room_bytes;
     return read;
 }
 
@@ -142,6 +204,14 @@ static void unlink_read(firn_prefix *prefix, firni_read *read)
     prefix->reading_bytes -= read->room_bytes;
 }
 
+static bool is_worth_it(firn_prefix *prefix, const firn_lease *lease, const firni_read *read, uint64_t now_ns)
+{
+    const firni_gate_answer answer = firni_gate_ask(&prefix->gate, lease->compute_ns, read->room_bytes, now_ns);
+    prefix->stats.n_restores_refused += answer == FIRNI_GATE_SHUT;
+    prefix->stats.n_restore_probes += answer == FIRNI_GATE_PROBE;
+    return answer != FIRNI_GATE_SHUT;
+}
+
 firn_reason firni_read_start(firn_prefix *prefix, firn_lease *lease, const firn_match *match)
 {
     firn_tier *tier = prefix->options.tier;
@@ -150,13 +220,22 @@ firn_reason firni_read_start(firn_prefix *prefix, firn_lease *lease, const firn_
         firn_tier_release(tier, match->handle);
         return FIRN_REASON_DEADLINE;
     }
+    lease->compute_ns = prefix->options.restore_always
+                            ? 0.0
+                            : firni_gate_compute_ns(&prefix->gate, lease->info.n_tokens, match->prefix_len);
     firni_read *read = find_covering(prefix, lease, match->prefix_len);
     if (read != NULL) {
         firn_tier_release(tier, match->handle);
         start_waiting(read, lease);
+        prefix->stats.n_restores_joined++;
         return FIRN_REASON_NONE;
     }
     read = read_create(prefix, lease, match->prefix_len);
+    if (read != NULL && !is_worth_it(prefix, lease, read, now_ns)) {
+        firn_tier_release(tier, match->handle);
+        read_destroy(prefix, read);
+        return FIRN_REASON_BREAKEVEN;
+    }
     if (read == NULL || read->room_bytes > prefix->options.budget_bytes ||
         !firn_prefix_make_room(prefix, read->room_bytes)) {
         firn_tier_release(tier, match->handle);
@@ -175,14 +254,24 @@ firn_reason firni_read_start(firn_prefix *prefix, firn_lease *lease, const firn_
     start_waiting(read, lease);
     /* Twice what a lease waits: what comes late is still worth keeping. */
     const uint64_t give_up_ns = now_ns + 2 * prefix->options.restore_deadline_ns;
-    const firn_status status =
-        firn_tier_restore_async(tier, read->handle, read->n_tokens, give_up_ns, restore_done, read, NULL);
+    const firn_restore_request request = { .n_tokens = read->n_tokens,
+                                           .deadline_ns = give_up_ns,
+                                           .head = read->head,
+                                           .n_head_blocks = read->n_head_blocks,
+                                           .in_layer_order = read->room_bytes >= prefix->options.layered_bytes_min,
+                                           .is_wanted = is_wanted,
+                                           .progress = on_progress,
+                                           .done = restore_done,
+                                           .ctx = read };
+    prefix->stats.n_restores++;
+    const firn_status status = firn_tier_restore_request(tier, read->handle, &request, NULL);
     if (status != FIRN_OK) {
         firni_read_leave(lease);
         unlink_read(prefix, read);
         firn_tier_release(tier, read->handle);
         read->handle = NULL;
         read_destroy(prefix, read);
+        prefix->stats.n_restores_failed++;
         return reason_of_status(status);
     }
     return FIRN_REASON_NONE;
@@ -206,6 +295,20 @@ static firn_reason check_restored(const firn_prefix *prefix, const firni_read *r
     return FIRN_REASON_NONE;
 }
 
+/* Bytes of the caches' blocks that came from the tree: they were offered to it, but not read. */
+static uint64_t head_bytes(const firn_prefix *prefix, const firni_read *read)
+{
+    uint64_t bytes = 0;
+    for (uint32_t layer = 0; layer < prefix->n_layers && read->head != NULL; layer++) {
+        const firn_row_view view = firn_cache_view_row(read->restored.caches[layer], 0);
+        for (uint32_t i = view.first_block; i < read->n_head_blocks && i - view.first_block < view.n_blocks; i++) {
+            const firn_block *block = view.blocks[i - view.first_block];
+            bytes += block == read->head[(size_t)layer * read->n_head_blocks + i] ? firn_block_bytes(block) : 0;
+        }
+    }
+    return bytes;
+}
+
 /* Puts intact state into the tree; NONE, or why that gave nothing. */
 static firn_reason keep_restored(firn_prefix *prefix, firni_read *read)
 {
@@ -224,12 +327,36 @@ static firn_reason keep_restored(firn_prefix *prefix, firni_read *read)
     }
     /* What RAM had already was read for nothing: the tier restores all that the position needs. */
     const uint64_t read_bytes = read->restored.n_bytes_read;
+    prefix->stats.restored_bytes += read_bytes;
     if (in.taken_bytes == 0) {
         prefix->stats.wasted_bytes += read_bytes;
     } else {
-        prefix->stats.wasted_bytes += read_bytes * (in.offered_bytes - in.taken_bytes) / in.offered_bytes;
+        const uint64_t offered_bytes = in.offered_bytes - head_bytes(prefix, read);
+        const uint64_t taken_bytes = in.taken_bytes < offered_bytes ? in.taken_bytes : offered_bytes;
+        prefix->stats.wasted_bytes +=
+            offered_bytes > 0 ? read_bytes * (offered_bytes - taken_bytes) / offered_bytes : read_bytes;
     }
     return reason;
+}
+
+/* What the gate learns of it: from when the tier began, which may have had others to read for before. One that was given
+ * up tells by how far it had come. */
+static void learn(firn_prefix *prefix, const firni_read *read)
+{
+    const bool whole = read->reason == FIRN_REASON_NONE;
+    const uint64_t began_ns = read->began_ns > 0 ? read->began_ns : read->started_ns;
+    const uint64_t n_bytes = whole ? read->restored.n_bytes_read : read->n_bytes_done;
+    const uint64_t until_ns = whole ? read->ended_ns : read->reported_ns;
+    if (n_bytes > 0 && until_ns > began_ns) {
+        firni_gate_learn_restore(&prefix->gate, n_bytes, until_ns - began_ns);
+    }
+    if (whole) {
+        firni_latency_add(&prefix->stats.restore_latency, read->ended_ns - read->started_ns);
+    } else if (read->reason == FIRN_REASON_CANCELLED) {
+        prefix->stats.n_restores_cancelled++;
+    } else {
+        prefix->stats.n_restores_failed++;
+    }
 }
 
 /* On the engine thread. The state goes into the tree before the waiters look again, and they pin what they find; only
@@ -240,11 +367,13 @@ void firni_read_ended(firn_prefix *prefix, firni_read *read)
     firn_tier_release(prefix->options.tier, read->handle);
     read->handle = NULL;
     firn_reason reason = read->reason;
+    learn(prefix, read);
     if (reason == FIRN_REASON_NONE) {
         reason = keep_restored(prefix, read);
     }
     while (read->waiters != NULL) {
         firn_lease *lease = read->waiters;
+        firni_early_destroy(lease);
         firni_read_leave(lease);
         firni_lease_finish(lease, reason, read->ended_ns - read->started_ns);
     }

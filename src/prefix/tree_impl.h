@@ -49,6 +49,7 @@ typedef struct firni_checkpoint {
     struct firni_checkpoint *next; /* of the same node: a shorter one */
     uint32_t n_tokens;             /* from the first token on; the last of them is in the node */
     bool unsaved;                  /* there is a tier, and it does not hold this checkpoint */
+    bool has_logits;               /* last logits are kept that belong to it: it stays */
     firn_block *states[];          /* one per layer, each one reference; NULL for layers without */
 } firni_checkpoint;
 

@@ -51,7 +51,9 @@ static void *store_worker(void *ctx)
                                          .caches = (const firn_cache *const *)job->caches,
                                          .n_caches = prefix->n_layers,
                                          .ns = job->ns };
+        const uint64_t started_ns = firni_now_ns(prefix->env);
         job->stored = firn_tier_store(prefix->options.tier, &input, &job->reason);
+        job->store_ns = firni_now_ns(prefix->env) - started_ns;
         firni_inbox_post(prefix, &job->message);
     }
 }
@@ -148,6 +150,7 @@ void firni_job_ended(firn_prefix *prefix, firni_job *job)
     leaf->storing = false;
     if (job->stored) {
         prefix->stats.n_stores++;
+        firni_latency_add(&prefix->stats.store_latency, job->store_ns);
         if (writer->n_refused > 0) {
             firni_log(prefix->env, FIRN_LOG_INFO, "tier accepts stores again");
         }

@@ -496,8 +496,9 @@ static void destroying_waits_for_a_read_in_flight(void **state)
     (void)state;
     store_below(tokens, 200, NULL);
     fault_tier_set(fault, read_delay_ns, 30 * RIG_MS);
-    firn_lease_release(rig_acquire(&rig, tokens, 201, NULL));
+    firn_lease *lease = rig_acquire(&rig, tokens, 201, NULL);
     firn_lease_release(rig_acquire(&rig, tokens, 100, NULL));
+    firn_lease_release(lease);
     rig_stop(&rig);
     assert_int_equal(fault_tier_get(fault, &fault->n_reads), 1);
     firn_pool_stats stats;

@@ -44,13 +44,15 @@ void test_stack_open(test_stack *stack, const test_stack_options *options)
     const firn_pool_options pool_options = { .budget_bytes = options->pool_bytes != 0 ? options->pool_bytes
                                                                                        : UINT64_C(256) << 20 };
     check(firn_pool_create(&pool_options, options->env, &stack->pool, &err), &err);
-    stack->tier = open_disk(stack, options->disk_dir, stack->model, options);
+    stack->tier =
+        options->tier != NULL ? options->tier : open_disk(stack, options->disk_dir, stack->model, options);
     if (options->draft_path != NULL) {
         model_options.path = options->draft_path;
         check(firn_model_open(&model_options, NULL, &stack->draft_model, &err), &err);
         stack->draft_tier = open_disk(stack, options->draft_disk_dir, stack->draft_model, options);
     }
     firn_engine_options engine_options = options->engine;
+    engine_options.restore_always = !options->is_gated;
     engine_options.model = stack->model;
     engine_options.pool = stack->pool;
     engine_options.tier = stack->tier;

@@ -20,6 +20,8 @@ typedef struct test_stack_options {
     const char *kernel;
     const char *draft_path;      /* a drafter's model file, or NULL */
     const char *draft_disk_dir;  /* of the drafter's tier; NULL: none */
+    bool is_gated;               /* the disk is read only where that is faster: with models as small as these, never */
+    firn_tier *tier;             /* instead of a disk tier; taken */
     const firn_env *env;         /* of pool, tier and engine; the model uses the defaults */
     firn_engine_options engine;  /* model, pool and tier are filled in */
 } test_stack_options;

@@ -209,8 +209,9 @@ bool firni_restore_is_wanted(const firni_restore_job *job)
 void firni_restore_report(const firni_restore_job *job, uint32_t n_layers)
 {
     if (job->want->progress != NULL) {
-        const firn_restore_progress progress = { .caches = job->caches,
-                                                 .n_caches = job->disk->plan.n_layers,
+        const bool has_rows = job->want->in_layer_order; /* else they are made when all has been read */
+        const firn_restore_progress progress = { .caches = has_rows ? job->caches : NULL,
+                                                 .n_caches = has_rows ? job->disk->plan.n_layers : 0,
                                                  .n_layers = n_layers,
                                                  .n_bytes = job->n_bytes_read,
                                                  .n_bytes_total = job->n_bytes };
@@ -237,6 +238,7 @@ static firni_code read_all(firni_restore_job *job, bool *cancelled)
     const firn_io *io = firni_io(env);
     uint64_t max_bytes = job->want->is_wanted != NULL ? BATCH_BYTES_FIRST : UINT64_MAX;
     firni_code code = 0;
+    firni_restore_report(job, 0); /* it has begun */
     while (code == 0 && job->first_read < job->n_reads) {
         *cancelled = !firni_restore_is_wanted(job);
         if (*cancelled) {
