@@ -147,6 +147,7 @@ bool firn_prefix_make_room(firn_prefix *prefix, uint64_t bytes);
  * every retry_ns_min while something is dirty. Never blocks. Returns the nanoseconds until it next has something to do
  * (UINT64_MAX: nothing). */
 uint64_t firn_prefix_poll(firn_prefix *prefix);
+uint64_t firn_prefix_idle_ns(const firn_prefix *prefix); /* the same number, and nothing is done */
 /* Stores everything dirty, partial tails included, waiting at most bound_ns; then flushes the tier. The report counts
  * nodes. Each path is tried once: a refusal is not waited out. */
 firn_flush_report firn_prefix_flush(firn_prefix *prefix, uint64_t bound_ns);

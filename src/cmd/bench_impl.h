@@ -7,6 +7,7 @@
  *   bench_ttft.c     time to first token through the engine: cold, from RAM, from disk
  *   bench_resume.c   time to first token after a restart: the same prompt, its continuation, a branch
  *   bench_request.c  one request through an engine
+ *   bench_busy.c     rows that decode meanwhile, and the memory of the process
  *   bench_draft.c    decode through the engine, plain and with guesses
  *   bench_memory.c   what this machine can stream from memory: the bound of decode
  *   bench_multiply.c what this machine can multiply: the bound of prefill
@@ -17,6 +18,8 @@
  */
 #ifndef FIRNI_BENCH_IMPL_H
 #define FIRNI_BENCH_IMPL_H
+
+#include <stdatomic.h>
 
 #include "cmd/stack.h"
 
@@ -78,6 +81,9 @@ typedef struct firni_bench_ttft {
     firni_sample restore_rate;      /* bytes/s */
     firni_sample raw_rate;          /* bytes/s of the same files */
     bool is_direct;                 /* the raw read bypassed the page cache */
+    firni_sample busy_seconds;      /* from disk, while other rows decode */
+    firni_sample busy_share;        /* of their rate, that they had meanwhile */
+    firni_sample extra_share;       /* of the restored bytes: peak memory beyond them */
 } firni_bench_ttft;
 
 /* What comes after a restart. */
@@ -139,7 +145,7 @@ typedef struct firni_bench_answer {
 firn_status firni_bench_ask(firn_engine *engine, const firn_token *prompt, uint32_t n_prompt,
                             firni_bench_answer *answer, firn_error *err);
 
-/* An engine over a disk tier in `dir`, for one request at a time. */
+/* An engine over a disk tier in `dir`, for one request at a time beside FIRNI_BENCH_BUSY_ROWS others. */
 typedef struct firni_bench_session {
     firn_tier *tier;
     firn_engine *engine;
@@ -150,6 +156,35 @@ firn_status firni_bench_session_open(firni_bench_session *session, const firni_b
 /* Flushes; STATE when something did not reach the disk, since a later run would be a cold one. Accepts what a failed
  * open has left. */
 firn_status firni_bench_session_close(firni_bench_session *session, firn_error *err);
+
+/* ---- bench_busy.c ---- */
+
+#define FIRNI_BENCH_BUSY_ROWS 4u
+
+/* Rows that decode until they are stopped. */
+typedef struct firni_bench_rows {
+    firn_engine *engine;
+    uint64_t ids[FIRNI_BENCH_BUSY_ROWS];
+    uint32_t n;
+    atomic_uint_fast64_t n_tokens; /* of all rows */
+    atomic_uint n_ended;
+} firni_bench_rows;
+
+/* Returns when all are decoding. Stop them also after an error. */
+firn_status firni_bench_rows_start(firni_bench_rows *rows, const firni_bench *bench, firn_engine *engine,
+                                   uint32_t ctx_tokens, firn_error *err);
+void firni_bench_rows_stop(firni_bench_rows *rows);
+double firni_bench_rows_rate(firni_bench_rows *rows, const firn_env *env, uint64_t for_ns); /* tokens/s, of all */
+
+/* Resident memory at one moment, to tell how far its peak rose above what the pool's blocks account for. */
+typedef struct firni_bench_memory {
+    bool is_known;
+    uint64_t resident_bytes;
+    firn_pool_stats pool;
+} firni_bench_memory;
+
+void firni_bench_memory_begin(firni_bench_memory *memory, firn_pool *pool);
+uint64_t firni_bench_memory_extra(const firni_bench_memory *memory, firn_pool *pool);
 
 /* Fills prefill_rate and decode. Errors: those of the parts; STATE when two ways that must agree to the bit do not. */
 firn_status firni_bench_forward(firni_bench *bench, firn_error *err);

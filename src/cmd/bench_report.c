@@ -95,6 +95,14 @@ static void print_ttft(const firni_bench_ttft *t)
     (void)printf("   %.2f %% of cold; %" PRIu32 " tokens, %s\n",
                  100.0 * ratio(firni_sample_median(&t->disk_seconds), cold), t->disk_tokens,
                  firni_cmd_size_text(t->restored_bytes, size));
+    if (t->extra_share.n > 0) {
+        (void)printf("  %-28s %10.2f %% of these bytes above them, at the peak\n", "memory of a restore",
+                     100.0 * firni_sample_median(&t->extra_share));
+    }
+    if (t->busy_seconds.n > 0) {
+        print_row("from disk, 4 rows decoding", &t->busy_seconds, 1.0, "s");
+        (void)printf("   they keep %.0f %% of their rate meanwhile\n", 100.0 * firni_sample_median(&t->busy_share));
+    }
     print_row("restore rate", &t->restore_rate, 1e9, "GB/s");
     (void)printf("   %.0f %% of the plain read\n",
                  100.0 * ratio(firni_sample_median(&t->restore_rate), firni_sample_median(&t->raw_rate)));
@@ -241,7 +249,7 @@ static json_t *ttft_json(const firni_bench_ttft *t)
 {
     const double cold = firni_sample_median(&t->cold_seconds);
     return json_pack(
-        "{s:I, s:I, s:o, s:o, s:o, s:I, s:I, s:I, s:o, s:o, s:b, s:f, s:f, s:f}", "prompt_tokens",
+        "{s:I, s:I, s:o, s:o, s:o, s:I, s:I, s:I, s:o, s:o, s:b, s:f, s:f, s:f, s:o, s:o, s:o}", "prompt_tokens",
         (json_int_t)t->n_tokens, "answer_tokens_compared", (json_int_t)t->n_answer, "cold_seconds",
         sample_json(&t->cold_seconds), "ram_seconds", sample_json(&t->ram_seconds), "disk_seconds",
         sample_json(&t->disk_seconds), "ram_tokens", (json_int_t)t->ram_tokens, "disk_tokens",
@@ -249,7 +257,9 @@ static json_t *ttft_json(const firni_bench_ttft *t)
         sample_json(&t->restore_rate), "raw_read_bytes_per_second", sample_json(&t->raw_rate), "raw_read_is_direct",
         (int)t->is_direct, "ram_to_cold", ratio(firni_sample_median(&t->ram_seconds), cold), "disk_to_cold",
         ratio(firni_sample_median(&t->disk_seconds), cold), "restore_to_raw",
-        ratio(firni_sample_median(&t->restore_rate), firni_sample_median(&t->raw_rate)));
+        ratio(firni_sample_median(&t->restore_rate), firni_sample_median(&t->raw_rate)), "busy_disk_seconds",
+        sample_json(&t->busy_seconds), "busy_rate_kept", sample_json(&t->busy_share), "restore_memory_extra",
+        sample_json(&t->extra_share));
 }
 
 static json_t *resume_json(const firni_bench_resume *r)

@@ -84,7 +84,7 @@ firn_status firni_bench_session_open(firni_bench_session *session, const firni_b
             .pool = bench->stack->pool,
             .tier = session->tier,
             .ctx_tokens_max = ctx_tokens,
-            .batch_rows_max = 1,
+            .batch_rows_max = 1 + FIRNI_BENCH_BUSY_ROWS,
             .chunk_tokens_max = bench->options.n_chunk,
             .restore_always = true, /* it is measured, wise or not */
         };

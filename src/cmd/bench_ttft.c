@@ -5,8 +5,11 @@
  *   2. ram      the same prompt again
  *   3. disk     engine and tier are closed (all stored, RAM let go), the page cache of the files is dropped, both are
  *               opened again, the same prompt; before each, the same files are read plainly for comparison
+ *   4. busy     as 3, while four rows decode; and how much of their rate they keep until the first token
  *
- * The greedy answers of 2 and 3 must equal that of 1 token for token, and the cache must have served the prompt: else
+ * Of 3 also: how far the memory of the process rises above the blocks that hold the restored state.
+ *
+ * The greedy answers of 2, 3 and 4 must equal that of 1 token for token, and the cache must have served the prompt: else
  * there is nothing to time.
  */
 #define _GNU_SOURCE /* mkdtemp is POSIX 2008, yet hidden by some libraries without it */
@@ -18,6 +21,7 @@
 #include "cmd/bench_impl.h"
 #include "cmd/cache_files.h"
 
+#define RATE_NS UINT64_C(1000000000) /* how long the other rows are watched before */
 #define N_ANSWER 16u /* tokens compared: a wrong state shows within one or two */
 
 typedef struct ttft_bench {
@@ -93,7 +97,9 @@ static firn_status measure_disk_once(ttft_bench *t, firni_bench_ttft *out, firn_
         status = open_session(t, err);
     }
     const firn_usage *usage = &t->answer.usage;
+    firni_bench_memory memory = { .is_known = false };
     if (status == FIRN_OK) {
+        firni_bench_memory_begin(&memory, t->bench->stack->pool);
         status = ask(t, err);
     }
     if (status == FIRN_OK) {
@@ -106,6 +112,51 @@ static firn_status measure_disk_once(ttft_bench *t, firni_bench_ttft *out, firn_
         out->restored_bytes = stats.read_bytes;
         firni_sample_add(&out->disk_seconds, (double)usage->first_token_ns * 1e-9);
         firni_sample_add(&out->restore_rate, (double)stats.read_bytes / ((double)usage->cache.restore_ns * 1e-9));
+        if (memory.is_known) {
+            firni_sample_add(&out->extra_share, (double)firni_bench_memory_extra(&memory, t->bench->stack->pool) /
+                                                    (double)stats.read_bytes);
+        }
+    }
+    firn_error close_err = { 0 };
+    const firn_status closed = firni_bench_session_close(&t->session, &close_err);
+    if (status == FIRN_OK && closed != FIRN_OK) {
+        status = firni_fail(err, closed, "%s", close_err.message);
+    }
+    return status;
+}
+
+/* Asks for one token while other rows decode. Those that ended meanwhile would make the shares wrong: then there are
+ * none. */
+static firn_status ask_beside_others(ttft_bench *t, firni_bench_ttft *out, firn_error *err)
+{
+    const uint32_t n_prompt = t->bench->options.n_ttft;
+    firni_bench_rows rows;
+    firn_status status = firni_bench_rows_start(&rows, t->bench, t->session.engine, n_prompt + N_ANSWER, err);
+    if (status == FIRN_OK) {
+        const double rate_before = firni_bench_rows_rate(&rows, t->bench->env, RATE_NS);
+        const uint64_t n_before = atomic_load(&rows.n_tokens), began_ns = firni_now_ns(t->bench->env);
+        t->answer = (firni_bench_answer){ .tokens = t->tokens, .n_max = 1 };
+        status = firni_bench_ask(t->session.engine, t->prompt, n_prompt, &t->answer, err);
+        const double seconds = (double)(firni_now_ns(t->bench->env) - began_ns) * 1e-9;
+        if (status == FIRN_OK && (t->tokens[0] != t->cold_answer[0] || t->answer.usage.cache.disk_tokens == 0)) {
+            status = firni_fail(err, FIRN_ERR_STATE, "beside other rows the answer from disk differs from the cold one");
+        }
+        if (status == FIRN_OK && atomic_load(&rows.n_ended) == 0) {
+            const double rate = (double)(atomic_load(&rows.n_tokens) - n_before) / seconds;
+            firni_sample_add(&out->busy_seconds, (double)t->answer.usage.first_token_ns * 1e-9);
+            firni_sample_add(&out->busy_share, rate_before > 0.0 ? rate / rate_before : 0.0);
+        }
+    }
+    firni_bench_rows_stop(&rows);
+    return status;
+}
+
+static firn_status measure_busy_once(ttft_bench *t, firni_bench_ttft *out, firn_error *err)
+{
+    firni_bench_drop_cached(t->dir);
+    firn_status status = open_session(t, err);
+    if (status == FIRN_OK) {
+        status = ask_beside_others(t, out, err);
     }
     firn_error close_err = { 0 };
     const firn_status closed = firni_bench_session_close(&t->session, &close_err);
@@ -144,6 +195,9 @@ firn_status firni_bench_measure_ttft(firni_bench *bench, firn_error *err)
     }
     for (uint32_t run = 0; run < bench->options.n_runs && status == FIRN_OK; run++) {
         status = measure_disk_once(&t, out, err);
+        if (status == FIRN_OK) {
+            status = measure_busy_once(&t, out, err);
+        }
     }
     firni_free(bench->env, t.prompt);
     (void)firni_cache_remove_dir(t.dir);

@@ -131,7 +131,7 @@ static int run(const firni_command *self, int argc, char **argv)
         { .name = "deep", .kind = FIRNI_FLAG_STRING, .target = &f.deep, .value_name = "N,N",
           .help = "also: decode of one row up to such contexts, whose state is made up instead of computed" },
         { .name = "ttft", .kind = FIRNI_FLAG_U32, .target = &o->n_ttft, .value_name = "TOKENS",
-          .help = "also: time to first token of such a prompt, cold, from RAM, from disk (0: no; at least 128)",
+          .help = "also: time to first token of such a prompt, cold, from RAM, from disk, beside 4 rows (0: no; at least 128)",
           .min = 0, .max = 1048576 },
         { .name = "resume", .kind = FIRNI_FLAG_U32, .target = &o->n_resume, .value_name = "TOKENS",
           .help = "also: such a prompt, then after restarts the same, its continuation, a branch (0: no; at least 1024)",
@@ -194,6 +194,10 @@ static int run(const firni_command *self, int argc, char **argv)
     f.stack.chunk_tokens_max = o->n_chunk;
     for (uint32_t i = 0; i < o->n_batches; i++) {
         f.stack.batch_rows_max = o->batches[i] > f.stack.batch_rows_max ? o->batches[i] : f.stack.batch_rows_max;
+    }
+    const bool has_sessions = o->n_ttft > 0 || o->n_resume > 0;
+    if (has_sessions && f.stack.batch_rows_max < 1 + FIRNI_BENCH_BUSY_ROWS) {
+        f.stack.batch_rows_max = 1 + FIRNI_BENCH_BUSY_ROWS;
     }
     firni_bench bench = { .command = self, .env = firni_cmd_env(FIRN_LOG_WARN), .options = *o };
     firni_stack *stack = NULL;

@@ -77,6 +77,7 @@ static firn_status create_tree(firn_engine *engine, firni_draft_model *drafter, 
         .schema = drafter->schema,
         .tier = engine->options.draft_tier,
         .budget_bytes = tree_budget(engine, drafter),
+        .layered_bytes_min = UINT64_MAX, /* it joins when its model does */
         .notify = firni_engine_wake,
         .notify_ctx = engine,
     };

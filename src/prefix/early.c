@@ -87,6 +87,17 @@ void firni_early_destroy(firn_lease *lease)
     lease->early = NULL;
 }
 
+bool firni_early_is_possible(const firn_prefix *prefix)
+{
+    for (uint32_t layer = 0; layer < prefix->n_layers; layer++) {
+        firn_cache *const *parts;
+        if (firn_cache_composed(prefix->shapes[layer], &parts) > 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
 bool firn_lease_may_start(const firn_lease *lease, firn_lease_start *out)
 {
     const firni_read *read = lease->read;
@@ -101,15 +112,8 @@ bool firn_lease_may_start(const firn_lease *lease, firn_lease_start *out)
     const uint64_t n_left = read->n_bytes_total > n_done ? read->n_bytes_total - n_done : 0;
     const uint64_t took_ns = read->reported_ns - read->began_ns;
     (void)pthread_mutex_unlock(&inbox->mutex);
-    if (!is_layered || read->n_tokens >= lease->n_prompt) {
+    if (!is_layered || read->n_tokens >= lease->n_prompt || !firni_early_is_possible(lease->prefix)) {
         return false;
-    }
-    /* Layers of composed caches may change their form with the count; their parts are not for this file to know. */
-    for (uint32_t layer = 0; layer < lease->prefix->n_layers; layer++) {
-        firn_cache *const *parts;
-        if (firn_cache_composed(lease->prefix->shapes[layer], &parts) > 0) {
-            return false;
-        }
     }
     /* Only tokens that the lease's own prompt has may be built upon. */
     if (firni_tokens_common(read->tokens, lease->prompt, read->n_tokens) != read->n_tokens) {

@@ -13,6 +13,8 @@
  * first, a prompt whose read is given up takes less than a tenth longer than without a tier. */
 #define PATIENCE_SHARE 0.08
 #define WORTH_SHARE    0.9
+/* Nor is there anything to gain from giving up sooner than this: what it may cost, nobody notices. */
+#define PATIENCE_NS_MIN UINT64_C(5000000)
 /* Without news: a read that takes so many times what was expected is given up. */
 #define LATE_FACTOR 2.0
 #define PROBE_PAUSE_NS UINT64_C(30000000000)
@@ -94,7 +96,11 @@ firni_gate_answer firni_gate_ask(firni_gate *gate, double compute_ns, uint64_t n
 
 uint64_t firni_gate_patience_ns(double compute_ns)
 {
-    return compute_ns > 0.0 ? (uint64_t)(PATIENCE_SHARE * compute_ns) + 1 : UINT64_MAX;
+    if (compute_ns <= 0.0) {
+        return UINT64_MAX;
+    }
+    const uint64_t share_ns = (uint64_t)(PATIENCE_SHARE * compute_ns);
+    return share_ns > PATIENCE_NS_MIN ? share_ns : PATIENCE_NS_MIN;
 }
 
 bool firni_gate_gives_up(const firni_gate *gate, double compute_ns, uint64_t waited_ns, uint64_t read_ns,

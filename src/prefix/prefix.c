@@ -142,14 +142,18 @@ void firn_prefix_destroy(firn_prefix *prefix)
     firni_free(prefix->env, prefix);
 }
 
-/* Everything that is due, and when to come back. Messages announce themselves through notify; only deadlines and the
- * end of a pause need a clock. */
 uint64_t firn_prefix_poll(firn_prefix *prefix)
 {
     firni_inbox_drain(prefix);
-    const uint64_t now_ns = firni_now_ns(prefix->env);
-    firni_leases_expire(prefix, now_ns);
+    firni_leases_expire(prefix, firni_now_ns(prefix->env));
     firni_writer_pump(prefix);
+    return firn_prefix_idle_ns(prefix);
+}
+
+/* Messages announce themselves through notify; only deadlines and the end of a pause need a clock. */
+uint64_t firn_prefix_idle_ns(const firn_prefix *prefix)
+{
+    const uint64_t now_ns = firni_now_ns(prefix->env);
     uint64_t next_ns = firni_leases_next_deadline(prefix);
     /* A waiting store needs a poll only for the end of a pause; a full queue announces its room by a message. */
     const firni_writer *writer = &prefix->writer;

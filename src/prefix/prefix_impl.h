@@ -323,6 +323,8 @@ void firni_latency_add(firn_latency *latency, uint64_t ns);
 
 /* ---- early.c ---- */
 
+/* Composed caches change their form with the count: their rows begin when all is there. */
+bool firni_early_is_possible(const firn_prefix *prefix);
 /* On the tier's thread: keeps what is arriving, and how much of it is there. */
 void firni_early_report(firni_read *read, const firn_restore_progress *progress);
 void firni_early_destroy(firn_lease *lease); /* nothing when it was not started */

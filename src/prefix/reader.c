@@ -16,6 +16,9 @@
 
 #include "prefix/prefix_impl.h"
 
+/* A read that nobody wants any more ends with the part that it is at, which takes a healthy device no longer. */
+#define HELD_UP_NS UINT64_C(50000000)
+
 static void read_destroy(firn_prefix *prefix, firni_read *read)
 {
     assert(read->waiters == NULL && read->handle == NULL);
@@ -137,6 +140,25 @@ static uint64_t bytes_of_tokens(const firn_prefix *prefix, uint32_t n_tokens)
     return bytes;
 }
 
+/* Whether a row of n_tokens needs this block of the layer. */
+static bool needs_block(const firn_prefix *prefix, uint32_t layer, uint32_t n_tokens, uint32_t index)
+{
+    const firn_cache *shape = prefix->shapes[layer];
+    return firn_cache_block_bytes(shape) > 0 && ((prefix->family[layer] & FIRNI_FAMILY_WINDOW) == 0 ||
+                                                 index >= firn_cache_first_block_needed(shape, n_tokens));
+}
+
+/* A tier reads a record whole when any layer of it is lacking: then none of the node's blocks spares anything. */
+static bool has_all_needed(const firn_prefix *prefix, const firni_node *node, uint32_t n_tokens, uint32_t index)
+{
+    for (uint32_t layer = 0; layer < prefix->n_layers; layer++) {
+        if (node->blocks[layer] == NULL && needs_block(prefix, layer, n_tokens, index)) {
+            return false;
+        }
+    }
+    return true;
+}
+
 /* References to the whole blocks that the tree has of the first n_tokens. Without memory there is no head, which only
  * means that more is read; as with a tier that knows no heads. Returns their bytes. */
 static uint64_t take_head(firn_prefix *prefix, firni_read *read)
@@ -155,11 +177,13 @@ static uint64_t take_head(firn_prefix *prefix, firni_read *read)
     read->n_head_blocks = n_blocks;
     for (const firni_node *node = match.node; node->parent != NULL; node = node->parent) {
         const uint32_t index = node->first_token / FIRN_BLOCK_TOKENS;
-        for (uint32_t layer = 0; index < n_blocks && layer < prefix->n_layers; layer++) {
-            firn_block *block = node->blocks[layer];
-            if (block != NULL) {
-                read->head[(size_t)layer * n_blocks + index] = firn_block_retain(block);
-                bytes += firn_block_bytes(block);
+        if (index >= n_blocks || !has_all_needed(prefix, node, read->n_tokens, index)) {
+            continue;
+        }
+        for (uint32_t layer = 0; layer < prefix->n_layers; layer++) {
+            if (needs_block(prefix, layer, read->n_tokens, index)) {
+                read->head[(size_t)layer * n_blocks + index] = firn_block_retain(node->blocks[layer]);
+                bytes += firn_block_bytes(node->blocks[layer]);
             }
         }
     }
@@ -204,9 +228,22 @@ static void unlink_read(firn_prefix *prefix, firni_read *read)
     prefix->reading_bytes -= read->room_bytes;
 }
 
+/* Whether a read that was given up is still on its way: the tier is not done with what nobody could wait for. */
+static bool is_held_up(const firn_prefix *prefix, uint64_t now_ns)
+{
+    for (const firni_read *read = prefix->reads; read != NULL; read = read->next) {
+        if (atomic_load(&read->unwanted) && now_ns - read->started_ns >= HELD_UP_NS) {
+            return true;
+        }
+    }
+    return false;
+}
+
 static bool is_worth_it(firn_prefix *prefix, const firn_lease *lease, const firni_read *read, uint64_t now_ns)
 {
-    const firni_gate_answer answer = firni_gate_ask(&prefix->gate, lease->compute_ns, read->room_bytes, now_ns);
+    const bool held_up = lease->compute_ns > 0.0 && is_held_up(prefix, now_ns);
+    const firni_gate_answer answer =
+        held_up ? FIRNI_GATE_SHUT : firni_gate_ask(&prefix->gate, lease->compute_ns, read->room_bytes, now_ns);
     prefix->stats.n_restores_refused += answer == FIRNI_GATE_SHUT;
     prefix->stats.n_restore_probes += answer == FIRNI_GATE_PROBE;
     return answer != FIRNI_GATE_SHUT;
@@ -258,7 +295,8 @@ firn_reason firni_read_start(firn_prefix *prefix, firn_lease *lease, const firn_
                                            .deadline_ns = give_up_ns,
                                            .head = read->head,
                                            .n_head_blocks = read->n_head_blocks,
-                                           .in_layer_order = read->room_bytes >= prefix->options.layered_bytes_min,
+                                           .in_layer_order = read->room_bytes >= prefix->options.layered_bytes_min &&
+                                                             firni_early_is_possible(prefix),
                                            .is_wanted = is_wanted,
                                            .progress = on_progress,
                                            .done = restore_done,

@@ -69,6 +69,34 @@ static const stat_line stat_lines[] = {
     { "firn_prefix_wasted_bytes_total", "", "counter", "Bytes restored from disk and then not used.",
       AT(prefix.wasted_bytes) },
 
+    { "firn_prefix_logits", "", "gauge", "Prompts whose last logits are kept.", AT(prefix.n_logits) },
+    { "firn_prefix_logits_hits_total", "", "counter", "Prompts that were found whole and needed no forward.",
+      AT(prefix.n_logits_hits) },
+
+    { "firn_restore_started_total", "", "counter", "Reads from disk that were started.", AT(prefix.n_restores) },
+    { "firn_restore_joined_total", "", "counter", "Lookups that waited for a read in flight.",
+      AT(prefix.n_restores_joined) },
+    { "firn_restore_refused_total", "", "counter", "Reads not started because computing is expected to be faster.",
+      AT(prefix.n_restores_refused) },
+    { "firn_restore_probes_total", "", "counter", "Reads started to see whether the disk has become faster.",
+      AT(prefix.n_restore_probes) },
+    { "firn_restore_given_up_total", "", "counter", "Waits that ended because computing had become the faster way.",
+      AT(prefix.n_restores_given_up) },
+    { "firn_restore_cancelled_total", "", "counter", "Reads that ended early because nobody waited for them any more.",
+      AT(prefix.n_restores_cancelled) },
+    { "firn_restore_failed_total", "", "counter", "Reads that brought nothing for another reason.",
+      AT(prefix.n_restores_failed) },
+    { "firn_restore_bytes_total", "", "counter", "Bytes that restores delivered.", AT(prefix.restored_bytes) },
+    { "firn_restore_wasted_bytes_total", "{by=\"tree\"}", "counter",
+      "Bytes read for nothing: delivered and not used, or not delivered.", AT(prefix.wasted_bytes) },
+    { "firn_restore_wasted_bytes_total", "{by=\"tier\"}", "counter", NULL, AT(tier.wasted_bytes) },
+    { "firn_restore_early_starts_total", "", "counter", "Rows that went on before their restore had ended.",
+      AT(n_early_starts) },
+    { "firn_restore_early_failed_total", "", "counter", "Of these, rows whose restore failed: they were computed.",
+      AT(n_early_failed) },
+    { "firn_restore_early_layers_total", "", "counter", "Layers forwarded while later ones were still being read.",
+      AT(early_layers) },
+
     { "firn_draft_prefix_held_bytes", "", "gauge", "Block bytes of the drafter's token tree.",
       AT(draft_prefix.held_bytes) },
     { "firn_draft_prefix_tokens_total", "{source=\"ram\"}", "counter",
@@ -182,6 +210,22 @@ static void render_histogram(firni_buffer *out, const char *name, const char *he
                         name, (double)load(&histogram->sum_ns) * 1e-9, name, n_total);
 }
 
+/* The tree's own histograms: counted by one thread, copied with its statistics. */
+static void render_latency(firni_buffer *out, const char *name, const char *help, const firn_latency *latency)
+{
+    head(out, name, "histogram", help);
+    uint64_t n_total = 0;
+    for (uint32_t i = 0; i < FIRN_LATENCY_BUCKETS; i++) {
+        n_total += latency->counts[i];
+        if (i + 1 < FIRN_LATENCY_BUCKETS) {
+            firni_buffer_format(out, "%s_bucket{le=\"%g\"} %" PRIu64 "\n", name,
+                                (double)firn_latency_bound_ns(i) * 1e-9, n_total);
+        }
+    }
+    firni_buffer_format(out, "%s_bucket{le=\"+Inf\"} %" PRIu64 "\n%s_sum %.9f\n%s_count %" PRIu64 "\n", name, n_total,
+                        name, (double)latency->ns_total * 1e-9, name, n_total);
+}
+
 /* Every reason has its line from the start, at 0: a series that appears later breaks rates. */
 static void render_reasons(firni_buffer *out, const char *name, const char *help, const uint64_t *counts)
 {
@@ -263,6 +307,10 @@ void firni_metrics_render(const firni_metrics *metrics, const firn_engine_stats 
     render_disk_state(out, view->disk_state != FIRN_REASON_NONE ? view->disk_state : stats->tier.state);
     render_histogram(out, "firn_time_to_first_token_seconds", "From the submission of a request to its first token.",
                      &metrics->first_token);
+    render_latency(out, "firn_restore_seconds", "From the start of a read from disk to its end, of those that ended well.",
+                   &stats->prefix.restore_latency);
+    render_latency(out, "firn_store_seconds", "Time of a store to disk, of those that ended well.",
+                   &stats->prefix.store_latency);
     render_histogram(out, "firn_request_seconds", "From the submission of a request to its end.", &metrics->request);
     render_http(out, metrics);
 }

@@ -138,13 +138,13 @@ a wife. However little known the feelings or views of such a man may be on his f
 is so well fixed in the minds of the surrounding families, that he is considered the rightful property of some one or
 other of their daughters.'
 cache=$dir/cache
-call run --cache-dir "$cache" --temp 0 -n 16 "$prompt"
+call run --restore-always --cache-dir "$cache" --temp 0 -n 16 "$prompt"
 check 'the first run with a cache directory computes everything' err_has ' 0 cached \(ram 0, disk 0\)'
 cp "$dir/out" "$dir/cold"
-call run --cache-dir "$cache" --temp 0 -n 16 "$prompt"
+call run --restore-always --cache-dir "$cache" --temp 0 -n 16 "$prompt"
 check 'the second run takes the prompt from disk' err_has 'disk [1-9][0-9]*\)'
 check 'and gives the same answer' cmp -s "$dir/out" "$dir/cold"
-call run --cache-dir "$cache" --temp 0 -n 16 --namespace other "$prompt"
+call run --restore-always --cache-dir "$cache" --temp 0 -n 16 --namespace other "$prompt"
 check 'another namespace does not see it' err_has ' 0 cached \(ram 0, disk 0\)'
 private() { [ -d "$cache" ] && [ -z "$(find "$cache" -type d ! -perm 700)" ] && [ -z "$(find "$cache" -type f ! -perm 600)" ]; }
 check 'the directory is 0700 and its files 0600' private
@@ -173,9 +173,9 @@ check 'a file is no cache directory' one_line '^firn cache: Makefile is not a di
 emptied() { exits 0 && out_has '^removed [1-9][0-9]* records' && [ -z "$(find "$cache" -name 'seg-*')" ]; }
 call cache wipe --cache-dir "$cache"
 check 'cache wipe removes all stored state' emptied
-call run --cache-dir "$cache" --temp 0 -n 16 "$prompt"
+call run --restore-always --cache-dir "$cache" --temp 0 -n 16 "$prompt"
 check 'after a wipe the prompt is computed again' err_has ' 0 cached \(ram 0, disk 0\)'
-call run --cache-dir "$cache" --temp 0 -n 16 "$prompt"
+call run --restore-always --cache-dir "$cache" --temp 0 -n 16 "$prompt"
 check 'and the directory works as before' err_has 'disk [1-9][0-9]*\)'
 mkdir "$dir/foreign" && echo precious >"$dir/foreign/seg-00000001.firn"
 call cache wipe --cache-dir "$dir/foreign"
@@ -191,10 +191,10 @@ cp "$dir/out" "$dir/plain"
 drafted() { exits 0 && cmp -s "$dir/out" "$dir/plain" && err_has '; [1-9][0-9]* drafted, [1-9][0-9]* accepted, [1-9][0-9.]* tokens a round$'; }
 call run --no-disk --temp 0 -n 60 --draft ngram --draft-always "$prompt2"
 check 'run --draft ngram gives the same text and says what held' drafted
-call run --cache-dir "$dir/spec" --disk-budget 300M --temp 0 -n 60 --draft $drafter --draft-always "$prompt2"
+call run --restore-always --cache-dir "$dir/spec" --disk-budget 300M --temp 0 -n 60 --draft $drafter --draft-always "$prompt2"
 check 'run --draft MODEL gives the same text and says what held' drafted
 sed 's/.*; \([0-9]* drafted\)/\1/' "$dir/err" >"$dir/acceptance"
-call run --cache-dir "$dir/spec" --disk-budget 300M --temp 0 -n 60 --draft $drafter --draft-always "$prompt2"
+call run --restore-always --cache-dir "$dir/spec" --disk-budget 300M --temp 0 -n 60 --draft $drafter --draft-always "$prompt2"
 as_well() { drafted && err_has 'disk [1-9]' && sed 's/.*; \([0-9]* drafted\)/\1/' "$dir/err" | cmp -s - "$dir/acceptance"; }
 check 'after a restart the drafter guesses exactly as well' as_well
 call cache stat --cache-dir "$dir/spec"
@@ -220,7 +220,7 @@ check 'bench --draft compares with plain decode' speeds
 call bench --prompt 80 --depth 70 --gen 6 --batch 1,3 --runs 2 --chunk 32 --ttft 200 --cache-dir "$dir" --json
 measured() {
     exits 0 && out_has '"prefill_tokens_per_second"' && out_has '"batch": 3' && out_has '"stream_share"' &&
-        out_has '"prefill_multiply_share"' &&
+        out_has '"prefill_multiply_share"' && out_has '"busy_rate_kept"' &&
         out_has '"restore_to_raw"' && out_has '"ram_to_cold"' && [ -z "$(find "$dir" -name 'firn-bench-*')" ]
 }
 check 'bench checks and measures, and leaves nothing behind' measured

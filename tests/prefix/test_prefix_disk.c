@@ -81,9 +81,56 @@ static void conversations_outgrow_ram_and_survive_restarts(void **state)
     free(dir);
 }
 
+/* Whatever RAM has of a prefix, over mixtures of families: what is lent is right, and every byte that the tier read is in
+ * the tree or counted as wasted. */
+static void of_what_ram_has_nothing_is_read_again(void **state)
+{
+    (void)state;
+    static const char *const mixtures[] = { "pp", "pw", "pc", "pvwc", "b" };
+    static firn_token tokens[RIG_TOKENS_MAX];
+    rig_tokens(tokens, RIG_TOKENS_MAX, 3);
+    for (uint32_t m = 0; m < 5; m++) {
+        for (uint32_t n_ram = 0; n_ram <= 320; n_ram += 160) {
+            char *dir = test_dir_create();
+            prefix_rig rig;
+            firn_tier *tier;
+            rig_init_mixture(&rig, NULL, 200 * RIG_NODE_BYTES, mixtures[m], 100);
+            const firn_disk_options options = { .dir = dir, .schema = &rig.schema, .pool = rig.pool,
+                                                .durability = FIRN_DURABILITY_NONE };
+            assert_ok(firn_disk_open(&options, NULL, &tier, NULL));
+            rig_start(&rig, (firn_prefix_options){ .tier = tier });
+            rig_put_in_chunks(&rig, tokens, 600, 64, NULL);
+            assert_true(firn_prefix_flush(rig.prefix, LONG_NS).durable);
+            rig_stop(&rig);
+            rig_start(&rig, (firn_prefix_options){ .tier = tier, .layered_bytes_min = m % 2 == 0 ? 1 : 0 });
+            if (n_ram > 0) {
+                rig_put_in_chunks(&rig, tokens, n_ram, 64, NULL);
+            }
+            const firn_lease_info info = rig_lookup(&rig, tokens, 601, NULL);
+            assert_int_equal(info.n_tokens, 600);
+            firn_tier_stats below;
+            firn_tier_get_stats(tier, &below);
+            const firn_prefix_stats stats = rig_stats(&rig);
+            assert_int_equal(stats.restored_bytes, below.read_bytes - below.wasted_bytes);
+            assert_int_equal(stats.restore_latency.counts[FIRN_LATENCY_BUCKETS - 1], 0);
+            if (strcmp(mixtures[m], "pp") == 0) {
+                assert_int_equal(stats.wasted_bytes, 0);
+                /* One header and one block of each layer for each record that RAM lacks. */
+                assert_int_equal(below.read_bytes, (10 - n_ram / 64) * (RIG_NODE_BYTES + 4096));
+            }
+            rig_stop(&rig);
+            firn_tier_destroy(tier);
+            rig_deinit(&rig);
+            test_dir_remove(dir);
+            free(dir);
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(of_what_ram_has_nothing_is_read_again),
         cmocka_unit_test(conversations_outgrow_ram_and_survive_restarts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

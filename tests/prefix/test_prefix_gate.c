@@ -71,7 +71,7 @@ static void a_shut_gate_is_tried_now_and_then_and_a_recovered_disk_opens_it(void
 static void a_steady_disk_never_costs_more_than_a_tenth(void **state)
 {
     (void)state;
-    const double compute_ns[] = { 5e6, 50e6, 1e9, 60e9 };
+    const double compute_ns[] = { 60e6, 500e6, 5e9, 60e9 };
     const double bytes[] = { 64e3, 4e6, 256e6 };
     const double rates[] = { 0.005, 0.05, 0.5, 5.0 }; /* bytes each nanosecond: 5 MB/s to 5 GB/s */
     for (uint32_t c = 0; c < 4; c++) {

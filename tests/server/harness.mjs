@@ -74,7 +74,8 @@ export async function until(probe, what, ms = 20000) {
 export function start(flags, { env = {}, port = 0 } = {}) {
     // One thread: the answers are the same to the bit, and several servers do not fight for the processors.
     const threads = flags.includes('--threads') ? [] : ['--threads', '1'];
-    const child = spawn(firn, ['serve', '--port', String(port), ...threads, ...flags], {
+    // A model as small as these computes sooner than a disk answers: restored all the same, or there is nothing to test.
+    const child = spawn(firn, ['serve', '--port', String(port), '--restore-always', ...threads, ...flags], {
         env: { ...process.env, FIRN_MODEL: model, FIRN_API_KEY: '', ...env },
         stdio: ['ignore', 'pipe', 'pipe'],
     });

@@ -312,15 +312,16 @@ await test('cached_tokens are the tokens that were not computed', async () => {
     assert.equal(first.json.firn.reason, 'no_prefix');
     assert.equal(first.json.firn.first_divergence, 0);
     const second = await complete(server, { prompt: text, cache_namespace: 'truth' });
-    assert.equal(second.json.usage.prompt_tokens_details.cached_tokens, n - 1); // one is left to forward
-    assert.equal(second.json.firn.ram, n - 1);
+    assert.equal(second.json.usage.prompt_tokens_details.cached_tokens, n); // with the logits behind them
+    assert.equal(second.json.firn.ram, n);
     assert.equal(second.json.firn.reason, 'ok');
     assert.equal(second.json.choices[0].text, first.json.choices[0].text);
     const after = await metrics(server);
     const grown = (name) => after[name] - before[name];
     assert.equal(grown('firn_prompt_tokens_total'), 2 * n);
-    assert.equal(grown('firn_prompt_tokens_by_source_total{source="computed"}'), n + 1);
-    assert.equal(grown('firn_prompt_tokens_by_source_total{source="ram"}'), n - 1);
+    assert.equal(grown('firn_prompt_tokens_by_source_total{source="computed"}'), n);
+    assert.equal(grown('firn_prompt_tokens_by_source_total{source="ram"}'), n);
+    assert.equal(grown('firn_prefix_logits_hits_total'), 1);
     assert.equal(grown('firn_prompt_tokens_by_source_total{source="disk"}'), 0);
     assert.equal(grown('firn_prefix_reasons_total{reason="no_prefix"}'), 1);
 });

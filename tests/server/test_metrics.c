@@ -59,6 +59,16 @@ static void numbers_arrive_under_stable_names(void **state)
     stats.prefix.n_store_failures = 6;
     stats.pool.used_bytes = UINT64_MAX;
     stats.tier.miss_reasons[FIRN_REASON_CORRUPT] = 7;
+    stats.prefix.n_restores = 21;
+    stats.prefix.n_restores_refused = 22;
+    stats.prefix.n_restores_given_up = 23;
+    stats.prefix.n_restores_cancelled = 24;
+    stats.prefix.wasted_bytes = 25;
+    stats.tier.wasted_bytes = 26;
+    stats.early_layers = 27;
+    stats.prefix.restore_latency.counts[3] = 2; /* of at most a millisecond */
+    stats.prefix.restore_latency.counts[FIRN_LATENCY_BUCKETS - 1] = 1;
+    stats.prefix.restore_latency.ns_total = 30001000000;
     firni_metrics_count_http(metrics, FIRNI_ROUTE_CHAT, 200);
     firni_metrics_count_http(metrics, FIRNI_ROUTE_CHAT, 200);
     firni_metrics_count_http(metrics, FIRNI_ROUTE_OTHER, 404);
@@ -87,6 +97,19 @@ static void numbers_arrive_under_stable_names(void **state)
     assert_line(text, "firn_prefix_store_failures_total 6");
     assert_line(text, "firn_pool_used_bytes 18446744073709551615");
     assert_line(text, "firn_disk_miss_reasons_total{reason=\"corrupt\"} 7");
+    assert_line(text, "firn_restore_started_total 21");
+    assert_line(text, "firn_restore_refused_total 22");
+    assert_line(text, "firn_restore_given_up_total 23");
+    assert_line(text, "firn_restore_cancelled_total 24");
+    assert_line(text, "firn_restore_wasted_bytes_total{by=\"tree\"} 25");
+    assert_line(text, "firn_restore_wasted_bytes_total{by=\"tier\"} 26");
+    assert_line(text, "firn_restore_early_layers_total 27");
+    assert_line(text, "firn_restore_seconds_bucket{le=\"0.0005\"} 0");
+    assert_line(text, "firn_restore_seconds_bucket{le=\"0.001\"} 2");
+    assert_line(text, "firn_restore_seconds_bucket{le=\"10\"} 2");
+    assert_line(text, "firn_restore_seconds_bucket{le=\"+Inf\"} 3");
+    assert_line(text, "firn_restore_seconds_sum 30.001000000");
+    assert_line(text, "firn_store_seconds_count 0");
     assert_line(text, "firn_disk_state{state=\"ok\"} 1");
     assert_line(text, "firn_step_seconds_total 2.500000000");
     assert_line(text, "firn_http_requests_total{route=\"chat_completions\",status=\"200\"} 2");

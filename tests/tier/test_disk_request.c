@@ -76,6 +76,9 @@ static void on_progress(void *ctx, const firn_restore_progress *progress)
 {
     state *s = ctx;
     assert_true(progress->n_bytes <= progress->n_bytes_total);
+    for (uint32_t i = 0; i < progress->n_caches; i++) {
+        assert_int_equal(firn_cache_row_tokens(progress->caches[i], 0), N); /* one row each, from the start */
+    }
     pthread_mutex_lock(&s->mutex);
     assert_false(s->is_answered);
     if (s->n_reports < REPORTS) {

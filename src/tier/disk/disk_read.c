@@ -11,7 +11,8 @@
 
 #define READ_BYTES_MAX (UINT64_C(8) << 20) /* of one read: large enough for the device, small enough to overlap */
 /* Between two batches a read may be given up: a batch is small at first, and larger where the device answers soon. */
-#define BATCH_BYTES_FIRST (UINT64_C(8) << 20)
+#define BATCH_BYTES_FIRST (UINT64_C(1) << 20)
+#define BATCH_GROWTH      4u
 #define BATCH_BYTES_MAX   (UINT64_C(256) << 20)
 #define BATCH_NS_MAX      UINT64_C(30000000)
 
@@ -80,10 +81,11 @@ static bool joins(const firni_restore_job *job, const firni_restore_span *covere
     if (covered->first_part + covered->n_parts != i) {
         return false;
     }
+    const uint64_t max_bytes = job->n_reads > 1 ? READ_BYTES_MAX : BATCH_BYTES_FIRST;
     const firni_restore_part *part = &job->parts[i], *before = &job->parts[i - 1];
     const firni_place *a = &before->entry->place, *b = &part->entry->place;
     return a->segment == b->segment && a->offset + before->n_bytes == b->offset &&
-           read->n_iov + 1 + part->n_images <= FIRNI_IOV_MAX && covered->n_bytes + part->n_bytes <= READ_BYTES_MAX;
+           read->n_iov + 1 + part->n_images <= FIRNI_IOV_MAX && covered->n_bytes + part->n_bytes <= max_bytes;
 }
 
 /* Lays out the reads. What cannot be read at all has its code afterwards, and no read. */
@@ -209,7 +211,7 @@ bool firni_restore_is_wanted(const firni_restore_job *job)
 void firni_restore_report(const firni_restore_job *job, uint32_t n_layers)
 {
     if (job->want->progress != NULL) {
-        const bool has_rows = job->want->in_layer_order; /* else they are made when all has been read */
+        const bool has_rows = firni_restore_is_layered(job); /* else they are made when all has been read */
         const firn_restore_progress progress = { .caches = has_rows ? job->caches : NULL,
                                                  .n_caches = has_rows ? job->disk->plan.n_layers : 0,
                                                  .n_layers = n_layers,
@@ -249,7 +251,7 @@ static firni_code read_all(firni_restore_job *job, bool *cancelled)
         const uint64_t started_ns = firni_now_ns(env);
         code = -io->read_batch(io->ctx, job->reads + job->first_read, n, on_read, job);
         if (firni_now_ns(env) - started_ns < BATCH_NS_MAX && max_bytes < BATCH_BYTES_MAX) {
-            max_bytes *= 2;
+            max_bytes *= BATCH_GROWTH;
         }
         job->first_read += n;
         job->n_bytes_read += code == 0 ? n_bytes : 0;

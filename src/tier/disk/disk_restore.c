@@ -230,7 +230,7 @@ static firn_reason read_records(firni_restore_job *job)
     if (reason != FIRN_REASON_NONE) {
         return reason;
     }
-    const bool in_layer_order = job->want->in_layer_order && disk->plan.n_layers > 1;
+    const bool in_layer_order = firni_restore_is_layered(job);
     reason = in_layer_order ? FIRN_REASON_NONE : firni_restore_read(job);
     for (uint32_t layer = 0; layer < disk->plan.n_layers && reason == FIRN_REASON_NONE; layer++) {
         reason = adopt_layer(job, layer);

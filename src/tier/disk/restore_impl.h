@@ -76,6 +76,12 @@ FIRNI_INLINE firn_block **firni_restore_slot(const firni_restore_job *job, uint3
 firn_reason firni_restore_read(firni_restore_job *job);
 /* The same, lower layers first; says how many are there. The caches exist already. */
 firn_reason firni_restore_read_layers(firni_restore_job *job);
+/* Whether it is read so, and its caches have their rows from the start. */
+FIRNI_INLINE bool firni_restore_is_layered(const firni_restore_job *job)
+{
+    return job->want->in_layer_order && job->disk->plan.n_layers > 1;
+}
+
 bool firni_restore_is_wanted(const firni_restore_job *job);
 void firni_restore_report(const firni_restore_job *job, uint32_t n_layers);
 /* Whether a decoded header is the one of part i. */
