@@ -13,7 +13,9 @@
 enum { STORED = 330, NEW = 50, PROMPT = STORED + NEW, ANSWER = 8, N_PROMPTS = 2 };
 #define MS UINT64_C(1000000)
 
-static const char *const models[] = { "llama", "deepseek2", "mamba2", "qwen35", "gptoss", "gemma3" };
+/* All blocks; latents; states alone, and with blocks; windows; caches shared by layers; latents with index keys. */
+static const char *const models[] = { "llama",  "deepseek2", "mamba2", "qwen35",
+                                      "gptoss", "gemma3",    "gemma4", "deepseek32" };
 
 enum { N_MODELS = sizeof models / sizeof models[0] };
 
@@ -78,7 +80,7 @@ static void open_setup(setup *s, const char *model)
     s->tier = layer_tier_create();
     test_stack_open(&s->stack, &(test_stack_options){ .model_path = path, .tier = &s->tier->tier });
     s->tier->pool = s->stack.pool;
-    s->n_layers = firn_model_get_info(s->stack.model)->n_layers;
+    s->n_layers = firn_model_schema(s->stack.model)->n_layers;
     for (uint32_t p = 0; p < N_PROMPTS; p++) {
         for (uint32_t i = 0; i < PROMPT; i++) {
             s->prompts[p][i] = 10 + test_rng_below(&rng, 200);
