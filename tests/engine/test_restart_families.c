@@ -52,16 +52,17 @@ static void forget(conversation *c)
     test_answer_deinit(&c->second);
 }
 
-static void a_restart_answers_from_disk_in_every_family(void **state)
+static void restart_in_every_family(bool in_layer_order)
 {
-    (void)state;
     test_rng rng = test_rng_create("restart", 61);
     static conversation cold, again;
     for (size_t m = 0; m < sizeof models / sizeof models[0]; m++) {
         char path[64];
         (void)snprintf(path, sizeof path, "tests/oracle/%s.gguf", models[m]);
         char *dir = test_dir_create();
-        const test_stack_options options = { .model_path = path, .disk_dir = dir };
+        const test_stack_options options = { .model_path = path,
+                                             .disk_dir = dir,
+                                             .engine = { .layered_bytes_min = in_layer_order ? 1 : UINT64_MAX } };
         for (uint32_t i = 0; i < PROMPT + ANSWER + TURN; i++) {
             cold.tokens[i] = again.tokens[i] = 10 + test_rng_below(&rng, 200);
         }
@@ -95,10 +96,24 @@ static void a_restart_answers_from_disk_in_every_family(void **state)
     }
 }
 
+static void a_restart_answers_from_disk_in_every_family(void **state)
+{
+    (void)state;
+    restart_in_every_family(false);
+}
+
+/* Each layer as it comes from the disk, and the prompt's rest begun on the first ones. */
+static void a_restart_answers_layer_by_layer_in_every_family(void **state)
+{
+    (void)state;
+    restart_in_every_family(true);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_restart_answers_from_disk_in_every_family),
+        cmocka_unit_test(a_restart_answers_layer_by_layer_in_every_family),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
