@@ -244,7 +244,6 @@ static void a_late_read_counts_as_wasted(void **unused)
     assert_int_equal(run(&s, (firn_restore_request){ .deadline_ns = deadline_ns, .in_layer_order = true,
                                                      .progress = on_progress }),
                      FIRN_REASON_DEADLINE);
-    s.world.read_delay_ns = 0;
     assert_int_equal(run(&s, (firn_restore_request){ .n_tokens = 64 }), FIRN_REASON_NONE); /* behind it in the queue */
     const firn_tier_stats stats = stats_of(&s);
     assert_int_equal(stats.read_bytes, stats.wasted_bytes + s.restored.n_bytes_read);
