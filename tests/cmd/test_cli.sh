@@ -74,7 +74,11 @@ check 'a flag out of range names the range' usage_says '--temp: "11" is not in t
 call bench --batch 1,,4
 check 'a malformed batch list is wrong usage' usage_says '--batch: "1,,4"'
 call cache
-check 'cache without a verb is wrong usage' usage_says 'stat, ls, verify or wipe'
+check 'cache without a verb is wrong usage' usage_says 'say what to do: stat, ls, .*wipe'
+call cache mop
+check 'an unknown subcommand of cache is wrong usage' usage_says 'unknown subcommand "mop": say stat, ls, '
+call cache ls --help
+check 'each subcommand of cache has its own help' out_has '^Usage: firn cache ls '
 
 one_line() { exits 1 && [ "$(wc -l <"$dir/err")" -eq 1 ] && err_has "$1" && [ ! -s "$dir/out" ]; }
 call run --no-disk -m "$dir/none.gguf" x
@@ -166,9 +170,9 @@ call cache stat --cache-dir "$dir/nowhere"
 not_created() { one_line 'nowhere: No such file' && [ ! -e "$dir/nowhere" ]; }
 check 'a missing cache directory is named and not created' not_created
 call cache ls --cache-dir tests
-check 'a foreign directory is named' one_line '^firn cache: tests holds no Firn cache'
+check 'a foreign directory is named' one_line '^firn cache ls: tests holds no Firn cache'
 call cache ls --cache-dir Makefile
-check 'a file is no cache directory' one_line '^firn cache: Makefile is not a directory'
+check 'a file is no cache directory' one_line '^firn cache ls: Makefile is not a directory'
 
 emptied() { exits 0 && out_has '^removed [1-9][0-9]* records' && [ -z "$(find "$cache" -name 'seg-*')" ]; }
 call cache wipe --cache-dir "$cache"
