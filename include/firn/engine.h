@@ -30,6 +30,8 @@ typedef struct firn_engine_options {
     bool restore_always;        /* read from the tier also where computing is expected to be faster */
     uint64_t layered_bytes_min; /* restores of so much or more arrive layer by layer, and the prompt goes on before their
                                  * end; 0: 16 MiB */
+    const char *policy;         /* which state leaves RAM first, and what may come in: firn_prefix_options; NULL: its */
+    const char *admission;      /* defaults */
     /* Speculation: guessed tokens are forwarded together with a row's last one, and kept as far as they are what the
      * model chooses. Answers do not change. The model must be opened for this many more tokens of one forward:
      * batch_rows_max * draft_tokens_max, at most 128. */

@@ -57,6 +57,7 @@ int firni_cache_print_json(const firni_cache_view *view, json_t *value);
 
 /* ---- the subcommands ---- */
 
-extern const firni_command firni_cache_stat, firni_cache_ls, firni_cache_verify, firni_cache_wipe;
+extern const firni_command firni_cache_stat, firni_cache_ls, firni_cache_verify, firni_cache_wipe,
+    firni_cache_replay;
 
 #endif

@@ -13,6 +13,7 @@ static const firni_command *const verbs[] = {
     &firni_cache_ls,
     &firni_cache_verify,
     &firni_cache_wipe,
+    &firni_cache_replay,
 };
 
 #define N_VERBS (sizeof verbs / sizeof verbs[0])

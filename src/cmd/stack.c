@@ -207,6 +207,8 @@ static firn_status open_engine(firni_stack *stack, const firni_stack_options *op
         .queue_max = options->queue_max,
         .no_prefix_cache = options->no_prefix_cache,
         .restore_always = options->restore_always,
+        .policy = options->policy,
+        .admission = options->admission,
         .draft_ngram = options->draft != NULL && !firni_stack_has_drafter(options),
         .draft_model = stack->draft_model,
         .draft_tier = stack->draft_tier,

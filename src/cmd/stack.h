@@ -38,6 +38,8 @@ typedef struct firni_stack_options {
     const char *durability;      /* "none", "batch" or "always"; NULL: "batch" */
     uint64_t ttl_ns;             /* 0: no limit */
     bool disk_share;             /* when another process is the writer, read its cache and store nothing */
+    const char *policy;          /* which state leaves RAM first: "lru" or "cost"; NULL: "lru" */
+    const char *admission;       /* what may come in: "always" or "second"; NULL: "always" */
     bool no_prefix_cache;        /* compute every prompt in full; implies no_disk */
     bool restore_always;         /* restore also where computing is expected to be faster */
     const char *draft;           /* "ngram", or the file of a drafter; NULL: no speculation */
@@ -80,6 +82,12 @@ typedef struct firni_stack_options {
       .help = "when stored state is synced: none, batch, always (default: batch)", .choices = "none|batch|always" },   \
     { .name = "ttl", .kind = FIRNI_FLAG_SECONDS, .target = &(o).ttl_ns, .value_name = "TIME",                          \
       .help = "stored state older than this is not used, e.g. 7d (0: no limit)" },                                     \
+    { .name = "policy", .kind = FIRNI_FLAG_STRING, .target = &(o).policy, .value_name = "NAME",                        \
+      .help = "what leaves RAM first: lru, or cost (saves least computation per byte) (default: lru)",                 \
+      .choices = "lru|cost" },                                                                                         \
+    { .name = "admission", .kind = FIRNI_FLAG_STRING, .target = &(o).admission, .value_name = "RULE",                  \
+      .help = "what RAM takes in: always, or second (while starved, what is asked for twice) (default: always)",       \
+      .choices = "always|second" },                                                                                    \
     { .name = "draft", .kind = FIRNI_FLAG_STRING, .target = &(o).draft, .value_name = "SOURCE",                        \
       .help = "guess tokens ahead, answers stay the same: ngram (from the text so far), or a small GGUF model" },      \
     { .name = "draft-max", .kind = FIRNI_FLAG_U32, .target = &(o).draft_tokens_max, .value_name = "TOKENS",            \

@@ -78,6 +78,7 @@ static firn_status create_tree(firn_engine *engine, firni_draft_model *drafter, 
         .tier = engine->options.draft_tier,
         .budget_bytes = tree_budget(engine, drafter),
         .layered_bytes_min = UINT64_MAX, /* it joins when its model does */
+        .policy = engine->options.policy,
         .notify = firni_engine_wake,
         .notify_ctx = engine,
     };

@@ -3,7 +3,7 @@
  *
  *   1  window blocks that no end, branch or lease needs, and that can be read again
  *   2  checkpoints that the retention rule does not keep
- *   3  leaves, the least recently used first
+ *   3  leaves, in the order of the policy (policy_*.c)
  *   4  window blocks as in 1 that the tier does not hold yet: only older positions lose by it
  *
  * Two different wants. The budget counts what the tree refers to, so every victim helps it. The pool gets memory back
@@ -22,6 +22,7 @@ static void evict(firn_prefix *prefix, firni_node *leaf)
     for (;;) {
         firni_node *parent = leaf->parent;
         prefix->stats.n_evicted++;
+        prefix->policy_clock = leaf->rank > prefix->policy_clock ? leaf->rank : prefix->policy_clock;
         if (leaf->speculative) {
             prefix->stats.wasted_bytes += firni_node_bytes(prefix, leaf);
         }

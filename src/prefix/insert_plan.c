@@ -245,15 +245,46 @@ static bool can_lose_its_end(const firn_prefix *prefix, const firni_insertion_pl
             plan->first_window <= firni_families_first_window(&prefix->families, end));
 }
 
+/* How many of the plan's steps may come in under the rule of admission: all of them while there is room, or where
+ * somebody waits for what was read. */
+static uint32_t steps_admitted(const firn_prefix *prefix, const firni_insertion *in, const firni_insertion_plan *plan,
+                               int64_t bytes)
+{
+    const firni_admission *admission = &prefix->admission;
+    const firni_node *victim = firni_heap_first(&prefix->clean);
+    if (admission->seen == NULL || in->is_stored || fits_budget(prefix, bytes) || victim == NULL ||
+        !firni_admission_is_starved(admission, victim->used, firni_now_ns(prefix->env))) {
+        return plan->n_steps;
+    }
+    uint64_t digest = firni_admission_digest(0, NULL, 0);
+    uint32_t n_steps = 0;
+    for (uint32_t at = 0; at + FIRN_BLOCK_TOKENS <= in->n_tokens && n_steps < plan->n_steps; at += FIRN_BLOCK_TOKENS) {
+        digest = firni_admission_digest(digest, in->tokens + at, FIRN_BLOCK_TOKENS);
+        if (at >= plan->n_held && !firni_admission_is_known(admission, digest)) {
+            break;
+        }
+        n_steps += at >= plan->n_held;
+    }
+    return n_steps;
+}
+
 /* A row too long for the budget is not refused as a whole: its head is what the next prompt begins with. */
 firn_reason firni_plan_fit(firn_prefix *prefix, const firni_insertion *in, firni_insertion_plan *plan)
 {
     firn_reason reason = FIRN_REASON_NONE;
     uint32_t n_fit = plan->n_steps;
     int64_t bytes = added_bytes(prefix, in, plan);
+    const uint32_t n_admitted = steps_admitted(prefix, in, plan, bytes);
+    while (n_fit > n_admitted) {
+        bytes -= step_bytes(prefix, plan, --n_fit);
+        reason = FIRN_REASON_NO_MEMORY;
+    }
     /* Eviction may take the other node that shared a block, which makes the block count again: hence the loop. */
     while (!fits_budget(prefix, bytes) && firni_evict_for_budget(prefix, (uint64_t)bytes)) {
         bytes = added_bytes(prefix, in, plan);
+        for (uint32_t i = n_fit; i < plan->n_steps; i++) {
+            bytes -= step_bytes(prefix, plan, i);
+        }
     }
     while (n_fit > 0 && !fits_budget(prefix, bytes)) {
         bytes -= step_bytes(prefix, plan, --n_fit);

@@ -206,6 +206,21 @@ static firn_reason look_below(firn_lease *lease)
     return n_below > n_held && n_held > 0 ? FIRN_REASON_BREAKEVEN : FIRN_REASON_NONE;
 }
 
+/* Counts the prompt's blocks as asked for, once a request: what is put of it afterwards is no second sighting. */
+static void note_sightings(firn_prefix *prefix, const firn_token *prompt, uint32_t n_tokens)
+{
+    firni_admission *admission = &prefix->admission;
+    if (admission->seen == NULL) {
+        return;
+    }
+    firni_admission_mark(admission, prefix->stamp, firni_now_ns(prefix->env));
+    uint64_t digest = firni_admission_digest(0, NULL, 0);
+    for (uint32_t at = 0; at + FIRN_BLOCK_TOKENS <= n_tokens; at += FIRN_BLOCK_TOKENS) {
+        digest = firni_admission_digest(digest, prompt + at, FIRN_BLOCK_TOKENS);
+        firni_admission_saw(admission, digest);
+    }
+}
+
 firn_status firn_prefix_acquire(firn_prefix *prefix, const firn_token *prompt, uint32_t n_tokens, const char *ns,
                                 firn_lease **out, firn_error *err)
 {
@@ -240,6 +255,7 @@ firn_status firn_prefix_acquire(firn_prefix *prefix, const firn_token *prompt, u
     }
     prefix->leases = lease;
     prefix->stats.n_lookups++;
+    note_sightings(prefix, prompt, n_tokens);
     lease->deadline_ns = firni_now_ns(prefix->env) + prefix->options.restore_deadline_ns;
     hold_ram(lease);
     lease->info.ram_tokens = lease->info.n_tokens;

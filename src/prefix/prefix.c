@@ -73,10 +73,20 @@ firn_status firn_prefix_create(const firn_prefix_options *options, const firn_en
         return firni_fail(err, FIRN_ERR_NO_MEMORY, "no memory for a RAM tier");
     }
     prefix->env = env;
-    prefix->clean.policy = &firni_policy_lru;
+    prefix->clean.policy = firni_policy_find(options->policy);
     prefix->unsaved.policy = &firni_policy_lru;
     prefix->shed.policy = &firni_policy_shed;
+    bool second = false;
     firn_status status = fill_options(prefix, options, err);
+    if (status == FIRN_OK && prefix->clean.policy == NULL) {
+        status = firni_fail(err, FIRN_ERR_INVALID, "there is no eviction policy \"%s\": lru or cost", options->policy);
+    }
+    if (status == FIRN_OK && !firni_admission_find(options->admission, &second)) {
+        status = firni_fail(err, FIRN_ERR_INVALID, "there is no admission \"%s\": always or second", options->admission);
+    }
+    if (status == FIRN_OK && !firni_admission_init(&prefix->admission, second, env)) {
+        status = firni_fail(err, FIRN_ERR_NO_MEMORY, "no memory for the sightings of blocks");
+    }
     if (status == FIRN_OK) {
         status = make_shapes(prefix, err);
     }
@@ -128,6 +138,7 @@ void firn_prefix_destroy(firn_prefix *prefix)
     assert(prefix->n_checkpoints == 0 && prefix->n_unsaved_checkpoints == 0 && prefix->stuck_bytes == 0);
     firni_inbox_deinit(prefix);
     firni_blockset_deinit(prefix->env, &prefix->blocks);
+    firni_admission_deinit(&prefix->admission);
     firni_heap_deinit(prefix->env, &prefix->clean);
     firni_heap_deinit(prefix->env, &prefix->unsaved);
     firni_heap_deinit(prefix->env, &prefix->shed);

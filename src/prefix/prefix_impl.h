@@ -8,6 +8,7 @@
  *      path.c      paths as caches                          flush.c     everything unsaved, within a bound
  *      windows.c   which window blocks are needed           inbox.c     what other threads have finished
  *      checkpoints.c  which checkpoints are kept            evict.c     budgets, making room
+ *      policy_*.c  who leaves first                         admit_second.c  who may come in under pressure
  *      match.c     how far a prompt is stored and usable    prefix_check.c  every invariant
  *      gate.c      whether a read is worth it               early.c     building on a read that has not ended
  *      logits.c    last logits of the latest prompts
@@ -28,6 +29,7 @@
 #include <stdatomic.h>
 
 #include "base/base_impl.h"
+#include "prefix/admission_impl.h"
 #include "prefix/gate_impl.h"
 #include "prefix/tree_impl.h"
 
@@ -162,6 +164,8 @@ struct firn_prefix {
     uint64_t stamp;              /* the last recency stamp */
     firni_blockset blocks;
     firni_heap clean;            /* leaves that may leave */
+    uint64_t policy_clock;       /* rank of the last victim, for a policy that ranks */
+    firni_admission admission;
     firni_heap unsaved;          /* leaves that may leave once they are stored */
     firni_heap shed;             /* nodes whose window blocks may leave */
     uint64_t n_checkpoints;

@@ -84,6 +84,36 @@ const char *firni_node_namespace(const firni_node *node)
 
 /* ---- pins and recency ---- */
 
+/* A leaf with a checkpoint stands for all tokens since the one before it on its path. */
+static uint32_t first_token_saved(const firni_node *node)
+{
+    if (node->checkpoints == NULL) {
+        return node->first_token;
+    }
+    for (const firni_node *above = node->parent; above->parent != NULL; above = above->parent) {
+        if (above->checkpoints != NULL) {
+            return above->checkpoints->n_tokens;
+        }
+    }
+    return 0;
+}
+
+static void rank_leaf(const firn_prefix *prefix, firni_node *node)
+{
+    if (prefix->clean.policy->rank == NULL) {
+        return;
+    }
+    const uint32_t first_token = first_token_saved(node);
+    const firni_use use = {
+        .clock = node->clock,
+        .first_token = first_token,
+        .n_tokens = node->first_token + node->n_tokens - first_token,
+        .bytes = firni_node_bytes(prefix, node),
+        .unit_bytes = prefix->node_bytes > 0 ? prefix->node_bytes : prefix->checkpoint_bytes,
+    };
+    node->rank = prefix->clean.policy->rank(&use);
+}
+
 void firni_settle(firn_prefix *prefix, firni_node *node)
 {
     /* A parent can only shed: it becomes a candidate as a whole when its last child has left. */
@@ -92,6 +122,9 @@ void firni_settle(firn_prefix *prefix, firni_node *node)
         heap = node->unsaved ? &prefix->unsaved : &prefix->clean;
     } else if (node->parent != NULL && firni_may_shed(prefix, node)) {
         heap = &prefix->shed;
+    }
+    if (heap == &prefix->clean) {
+        rank_leaf(prefix, node);
     }
     if (node->heap == heap) {
         if (heap != NULL) {
@@ -135,8 +168,12 @@ void firni_touch(firn_prefix *prefix, firni_node *node)
 {
     for (; node->parent != NULL; node = node->parent) {
         node->used = ++prefix->stamp;
+        node->clock = prefix->policy_clock;
         node->speculative = false;
         if (node->heap != NULL) {
+            if (node->heap == &prefix->clean) {
+                rank_leaf(prefix, node);
+            }
             firni_heap_moved(node);
         }
     }

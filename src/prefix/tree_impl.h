@@ -84,6 +84,8 @@ struct firni_node {
     uint64_t child_mark;     /* number of the flush that saw an unsaved child */
 
     uint64_t used;           /* recency stamp */
+    uint64_t clock;          /* the policy's clock at that use */
+    uint64_t rank;           /* of a leaf that may leave, by a policy that ranks: smaller leaves first */
     struct firni_heap *heap; /* where it waits, or NULL */
     size_t heap_index;
     firni_node *aside;       /* list of candidates that an eviction passed over */
@@ -125,16 +127,31 @@ typedef struct firni_match {
 } firni_match;
 
 firni_match firni_match_tokens(firni_node *root, const firn_token *tokens, uint32_t n_tokens);
-/* ---- victims.c, policy_lru.c ---- */
+/* ---- victims.c, policy_lru.c, policy_cost.c ---- */
 
-/* Decides who leaves first. Only leaves and window blocks are ever asked about, so no policy can make an orphan. */
+/* What a policy that ranks may know of something that could leave. */
+typedef struct firni_use {
+    uint64_t clock;        /* the policy's clock at the last use: the rank of the victim before it */
+    uint32_t first_token;  /* what is computed again if it goes: tokens [first_token, first_token + n_tokens) */
+    uint32_t n_tokens;
+    uint64_t bytes;        /* that its leaving gives back */
+    uint64_t unit_bytes;   /* of a whole block of all layers: makes ranks of different models alike */
+} firni_use;
+
+/* Decides who leaves first. Only leaves and window blocks are ever asked about, so no policy can make an orphan; what is
+ * pinned or unsaved is in no heap that it orders, so none can break a promise. `firn cache replay` runs the same
+ * tables on the same heap. */
 typedef struct firni_policy {
     const char *name;
     bool (*leaves_before)(const firni_node *a, const firni_node *b);
+    uint64_t (*rank)(const firni_use *use); /* fills firni_node.rank; NULL: the order needs none */
 } firni_policy;
 
-/* Both go by recency; the second among window blocks takes those that the tier holds first. */
-extern const firni_policy firni_policy_lru, firni_policy_shed;
+/* lru and shed go by recency; shed, among window blocks, takes those that the tier holds first. */
+extern const firni_policy firni_policy_lru, firni_policy_cost, firni_policy_shed;
+
+/* By name: "lru" or "cost"; NULL is "lru". NULL when there is none of this name. */
+const firni_policy *firni_policy_find(const char *name);
 
 /* A binary heap of nodes, first to leave on top. A node knows its place, so it can be taken from anywhere. */
 typedef struct firni_heap {

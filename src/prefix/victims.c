@@ -3,9 +3,21 @@
  * policy's. A plain binary heap (Williams 1964) whose members know their own index.
  */
 #include <assert.h>
+#include <string.h>
 
 #include "base/base_impl.h"
 #include "prefix/tree_impl.h"
+
+const firni_policy *firni_policy_find(const char *name)
+{
+    static const firni_policy *const policies[] = { &firni_policy_lru, &firni_policy_cost };
+    for (size_t i = 0; i < sizeof policies / sizeof policies[0]; i++) {
+        if (name == NULL || strcmp(name, policies[i]->name) == 0) {
+            return policies[i];
+        }
+    }
+    return NULL;
+}
 
 bool firni_heap_reserve(const firn_env *env, firni_heap *heap, size_t n_nodes_max)
 {
