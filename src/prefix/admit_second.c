@@ -13,7 +13,7 @@
 #include "prefix/admission_impl.h"
 
 #define SIGHTINGS    ((size_t)1 << 17) /* a power of two: 2 MiB */
-#define SHORT_NS     UINT64_C(60000000000)
+#define SHORT_NS     UINT64_C(120000000000)
 #define MARK_GAP_NS  (SHORT_NS / (FIRNI_ADMISSION_MARKS / 2)) /* so that the ring reaches back twice as far */
 
 bool firni_admission_init(firni_admission *admission, bool second, const firn_env *env)
