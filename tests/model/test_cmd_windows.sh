@@ -13,7 +13,7 @@ check() { # name, status of the check
 answer() {
     file=$1 text=$2
     shift 2
-    "$firn" run -m "$file" -t 2 --temp 0 -n 12 --ignore-end "$@" "$text" 2>"$dir/stderr" ||
+    "$firn" run -m "$file" -t 2 --restore-always --temp 0 -n 12 --ignore-end "$@" "$text" 2>"$dir/stderr" ||
         echo "# $(cat "$dir/stderr")" >&2
     sed -n 's/.* prompt tokens, \([0-9]*\) cached.*/\1/p' "$dir/stderr" >"$dir/cached"
 }
