@@ -245,6 +245,45 @@ static void every_system_call_fails_once_and_nothing_is_in_between(void **unused
     last_round[0] = '\0';
 }
 
+/* Calls on files, Firn's and LMDB's, that opening a store of n more sequences makes. */
+static uint64_t calls_of_opening(const fixture *fix, const char *dir, test_rng *rng, uint32_t n)
+{
+    static const firn_disk_options one_segment = { .segment_bytes = UINT64_C(1) << 30 };
+    firn_token tokens[20];
+    firn_tier *tier = fixture_open(fix, dir, &one_segment);
+    for (uint32_t i = 0; i < n; i++) {
+        fixture_random_tokens(rng, tokens, 20);
+        assert_int_equal(fixture_store(fix, tier, NULL, tokens, 20), FIRN_REASON_NONE);
+    }
+    firn_tier_destroy(tier);
+    seam_watch(dir);
+    seam_arm(&(seam_aim){ .firn = true, .lmdb = true });
+    tier = fixture_open(fix, dir, &one_segment);
+    seam_disarm();
+    const uint64_t n_calls = atomic_load(&seam.n_calls);
+    firn_tier_stats stats;
+    firn_tier_get_stats(tier, &stats);
+    assert_true(stats.n_records >= n);
+    firn_tier_destroy(tier);
+    return n_calls;
+}
+
+static void opening_makes_the_same_calls_whatever_is_stored(void **unused)
+{
+    (void)unused;
+    test_rng rng = test_rng_create("disk_faults_opening", 16);
+    fixture fix;
+    fixture_init(&fix, NULL, NULL);
+    char *dir = test_dir_create();
+    const uint64_t n_few = calls_of_opening(&fix, dir, &rng, 3);
+    const uint64_t n_many = calls_of_opening(&fix, dir, &rng, 1500);
+    print_message("%llu calls\n", (unsigned long long)n_many);
+    assert_int_equal(n_few, n_many);
+    test_dir_remove(dir);
+    free(dir);
+    fixture_deinit(&fix);
+}
+
 static int say_where(void **unused)
 {
     (void)unused;
@@ -262,6 +301,7 @@ int main(void)
         (void)setenv("TMPDIR", "/dev/shm", 1);
     }
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(opening_makes_the_same_calls_whatever_is_stored),
         cmocka_unit_test_teardown(every_system_call_fails_once_and_nothing_is_in_between, say_where),
     };
     return cmocka_run_group_tests(tests, prepare, cleanup);
