@@ -20,8 +20,9 @@ extern "C" {
 #endif
 
 typedef enum firn_durability {
-    FIRN_DURABILITY_BATCH = 0, /* default: data is synced before the index names it; once per store */
-    FIRN_DURABILITY_NONE = 1,  /* no sync: a power failure may lose records, never corrupt an answer */
+    FIRN_DURABILITY_BATCH = 0, /* default: data is synced before the index names it; once per store. A power failure may
+                                * undo the last commit of the index; a flush, or the next commit, makes it certain */
+    FIRN_DURABILITY_NONE = 1,  /* records are not synced: a power failure may lose them, never corrupt an answer */
     FIRN_DURABILITY_ALWAYS = 2 /* as batch, and the index is synced before store returns */
 } firn_durability;
 
