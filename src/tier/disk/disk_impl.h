@@ -272,7 +272,7 @@ firni_code firni_index_next_kept(const firni_index *index, MDB_txn *txn, firni_k
 /* A range that no entry names. */
 typedef struct firni_hole {
     firni_place place;
-    uint64_t commit;             /* the commit that unnamed it; 0: no commit ever named it */
+    uint64_t commit;             /* that unnamed it; 0: it was never named, or that is long certain */
     bool is_logged, is_punched;
 } firni_hole;
 
@@ -296,8 +296,7 @@ typedef struct firni_volume {
     uint32_t n_holes, holes_capacity;
     bool cannot_punch;           /* the file system has no holes: space returns with whole segments */
     bool sync_always;            /* each commit is durable when it returns */
-    uint64_t n_commits;          /* since attaching */
-    uint64_t n_durable;          /* of these, the first that no power failure can undo any more */
+    uint64_t durable_commit;     /* the last that no power failure can undo any more, by the index's count */
 } firni_volume;
 
 typedef struct firni_volume_options {

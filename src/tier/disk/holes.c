@@ -54,16 +54,23 @@ firni_code firni_volume_log_holes(const firni_volume *volume, MDB_txn *txn)
     return code;
 }
 
+/* The number of the last commit, by the index's own count: one that changed nothing is none, and synced nothing. */
+static uint64_t last_commit(const firni_volume *volume)
+{
+    MDB_envinfo info;
+    return mdb_env_info(volume->index.env, &info) == 0 ? info.me_last_txnid : 0;
+}
+
 void firni_volume_holes_committed(firni_volume *volume)
 {
-    volume->n_commits++;
-    volume->n_durable = volume->sync_always ? volume->n_commits : volume->n_commits - 1;
+    const uint64_t last = last_commit(volume), durable = last > 0 && !volume->sync_always ? last - 1 : last;
+    volume->durable_commit = durable > volume->durable_commit ? durable : volume->durable_commit;
     uint32_t n_kept = 0;
     for (uint32_t i = 0; i < volume->n_holes; i++) {
         if (!volume->holes[i].is_punched) {
             firni_hole *kept = &volume->holes[n_kept++];
             *kept = volume->holes[i];
-            kept->commit = kept->is_logged ? kept->commit : volume->n_commits;
+            kept->commit = kept->is_logged ? kept->commit : last;
             kept->is_logged = true;
         }
     }
@@ -74,7 +81,7 @@ void firni_volume_punch(firni_volume *volume)
 {
     for (uint32_t i = 0; i < volume->n_holes && !volume->cannot_punch; i++) {
         firni_hole *hole = &volume->holes[i];
-        if (!hole->is_punched && hole->commit <= volume->n_durable) {
+        if (!hole->is_punched && hole->commit <= volume->durable_commit) {
             const firni_code code = firni_segment_punch(&volume->segments, &hole->place);
             hole->is_punched = code == 0;
             volume->cannot_punch = code == EOPNOTSUPP;
@@ -84,9 +91,10 @@ void firni_volume_punch(firni_volume *volume)
 
 firni_code firni_volume_settle(firni_volume *volume)
 {
+    const uint64_t last = last_commit(volume);
     const firni_code code = mdb_env_sync(volume->index.env, 1);
     if (code == 0) {
-        volume->n_durable = volume->n_commits;
+        volume->durable_commit = last;
     }
     return code;
 }
@@ -94,7 +102,7 @@ firni_code firni_volume_settle(firni_volume *volume)
 bool firni_volume_has_waiting_holes(const firni_volume *volume)
 {
     for (uint32_t i = 0; i < volume->n_holes; i++) {
-        if (volume->holes[i].commit > volume->n_durable) {
+        if (volume->holes[i].commit > volume->durable_commit) {
             return true;
         }
     }
