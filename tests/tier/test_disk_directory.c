@@ -211,7 +211,7 @@ static void a_deleted_directory_gives_misses_and_recovers_when_it_is_back(void *
     assert_int_equal(reason, FIRN_REASON_GONE);
     assert_int_equal(fixture_store(&s->fix, tier, NULL, s->tokens, N), FIRN_REASON_GONE);
     assert_int_equal(state_of(tier), FIRN_REASON_GONE);
-    assert_false(firn_tier_flush(tier, 1).durable);
+    assert_false(firn_tier_flush(tier, UINT64_C(20000000000)).durable);
     firn_restored restored;
     assert_int_equal(firn_tier_restore(tier, held.handle, 0, &restored), FIRN_REASON_GONE);
     /* Back again: found after a pause, without a restart, as a new and empty store. */
