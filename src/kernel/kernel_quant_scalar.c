@@ -45,8 +45,9 @@ static float to_integers(const float *x, uint32_t n, float max, int16_t *out)
 static bool is_finite_half(uint16_t half) { return (half & 0x7c00u) != 0x7c00u; }
 
 /* One group of one token: x is about scale * code + bias. Scale and bias are rounded first, so that the codes make up
- * for it; the smallest number never gets a negative code, nor the largest one beyond the last. */
-static void quantise_affine(const float *x, uint32_t n, uint32_t bits, uint32_t *codes, uint16_t *scale, uint16_t *bias)
+ * for it; the smallest number never gets a code before the first, nor the largest one beyond the last. */
+static void quantise_affine(const float *x, uint32_t n, firni_code_range range, uint32_t *codes, uint16_t *scale,
+                            uint16_t *bias)
 {
     float max = -INFINITY;
     float negated_max = -INFINITY;
@@ -55,10 +56,9 @@ static void quantise_affine(const float *x, uint32_t n, uint32_t bits, uint32_t 
         negated_max = larger(0.0f - x[i], negated_max);
     }
     const float min = 0.0f - negated_max;
-    const float last = (float)((1u << bits) - 1);
     memset(codes, 0, n * sizeof(codes[0]));
-    *scale = firni_f16_from_f32((max - min + 0.0f) / last); /* the sum turns -0 into 0 */
-    *bias = firni_f16_from_f32(min);
+    *scale = firni_f16_from_f32((max - min + 0.0f) / (range.last - range.first)); /* the sum turns -0 into 0 */
+    *bias = firni_f16_from_f32(min - range.first * firni_f16_to_f32(*scale));
     if (!(magnitude_of(x, n) < INFINITY) || !is_finite_half(*scale) || !is_finite_half(*bias)) {
         *scale = 0;
         *bias = FIRNI_QUANT_NAN;
@@ -70,8 +70,8 @@ static void quantise_affine(const float *x, uint32_t n, uint32_t bits, uint32_t 
     const float inverse = 1.0f / firni_f16_to_f32(*scale);
     const float origin = firni_f16_to_f32(*bias);
     for (uint32_t i = 0; i < n; i++) {
-        const float y = larger((x[i] - origin) * inverse, 0.0f);
-        codes[i] = (uint32_t)lrintf(last < y ? last : y);
+        const float y = larger((x[i] - origin) * inverse, range.first);
+        codes[i] = (uint32_t)lrintf(range.last < y ? range.last : y);
     }
 }
 
@@ -117,7 +117,7 @@ static void store_key(const firni_quant_geometry *g, const firni_quant_target *p
     for (uint32_t d = 0; d < g->head_dim; d += g->group) {
         uint32_t codes[GROUP_MAX];
         uint16_t scale, bias;
-        quantise_affine(k + d, g->group, g->key_bits, codes, &scale, &bias);
+        quantise_affine(k + d, g->group, firni_key_codes(g), codes, &scale, &bias);
         firni_store_half(planes->k_scales, (size_t)d / g->group * TILE + token, scale);
         firni_store_half(planes->k_biases, (size_t)d / g->group * TILE + token, bias);
         for (uint32_t i = 0; i < g->group; i++) {
@@ -141,7 +141,7 @@ static void store_value(const firni_quant_geometry *g, const firni_quant_target 
         if (g->rotated) {
             quantise_normal(v + j, g->value_bits, codes, &scale);
         } else {
-            quantise_affine(v + j, g->group, g->value_bits, codes, &scale, &bias);
+            quantise_affine(v + j, g->group, firni_codes_unsigned(g->value_bits), codes, &scale, &bias);
             firni_store_half(planes->v_biases, (size_t)j / g->group * TILE + token, bias);
         }
         firni_store_half(planes->v_scales, (size_t)j / g->group * TILE + token, scale);
@@ -202,7 +202,7 @@ static float quant_score(const firni_scalar_attend *base, const uint8_t *block, 
             const uint8_t *slab = planes.k_codes + firni_key_slab(g, i, token);
             const uint32_t code =
                 firni_code_get(slab, g->key_bits, i % g->group % FIRNI_SLAB_STEPS, token % FIRNI_SLAB_LANES);
-            dot += (int32_t)code * attend->q[i];
+            dot += firni_key_number(g, code) * attend->q[i];
         }
         const uint32_t group = d / g->group;
         const size_t at = (size_t)group * TILE + token;

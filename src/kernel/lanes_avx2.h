@@ -155,6 +155,12 @@ FIRNI_INLINE lanes_weights lanes_field(lanes_weights w, unsigned shift, unsigned
     return (lanes_weights){field_256(w.low, shift, bits), field_256(w.high, shift, bits)};
 }
 
+FIRNI_INLINE lanes_weights lanes_flip(lanes_weights w)
+{
+    const __m256i signs = _mm256_set1_epi8((char)0x80);
+    return (lanes_weights){_mm256_xor_si256(w.low, signs), _mm256_xor_si256(w.high, signs)};
+}
+
 FIRNI_INLINE __m256i collect_256(__m256i rest, __m256i w, unsigned n)
 {
     const __m256i mask = _mm256_set1_epi16((int16_t)(0xffff0000u >> n));

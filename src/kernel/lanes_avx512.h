@@ -101,6 +101,11 @@ FIRNI_INLINE lanes_weights lanes_field(lanes_weights w, unsigned shift, unsigned
     return shift + bits == 16 ? w : _mm512_and_si512(w, _mm512_set1_epi16((int16_t)((1u << bits) - 1)));
 }
 
+FIRNI_INLINE lanes_weights lanes_flip(lanes_weights w)
+{
+    return _mm512_xor_si512(w, _mm512_set1_epi8((char)0x80));
+}
+
 FIRNI_INLINE lanes_weights lanes_collect(lanes_weights rest, lanes_weights w, unsigned n)
 {
     const __m512i mask = _mm512_set1_epi16((int16_t)(0xffff0000u >> n));

@@ -26,6 +26,7 @@
  *   lanes_load_weights(p)             32 signed bytes: pairs of 16 rows
  *   lanes_load_words(p)               32 u16: pairs of 16 rows
  *   lanes_field(w, shift, bits)       the `bits` bits of each u16 from bit `shift` on
+ *   lanes_flip(w)                     the highest bit of each byte inverted: i8 codes plus 128, as u8
  *   lanes_collect(rest, w, n)         each u16 of rest down by n bits, the upper n bits of w on top
  *   lanes_above(low, high, shift)     low | high << shift of each u16
  *   lanes_load_table(p), lanes_lookup(w, table)   table[u16] of each u16 < 16; table[0] is 0

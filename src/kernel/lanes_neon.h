@@ -229,6 +229,13 @@ FIRNI_INLINE lanes_weights lanes_field(lanes_weights w, unsigned shift, unsigned
                            field_8(w.odd_low, shift, bits), field_8(w.odd_high, shift, bits)};
 }
 
+FIRNI_INLINE lanes_weights lanes_flip(lanes_weights w)
+{
+    const int16x8_t signs = vreinterpretq_s16_u16(vdupq_n_u16(0x8080));
+    return (lanes_weights){veorq_s16(w.even_low, signs), veorq_s16(w.even_high, signs), veorq_s16(w.odd_low, signs),
+                           veorq_s16(w.odd_high, signs)};
+}
+
 FIRNI_INLINE int16x8_t collect_8(int16x8_t rest, int16x8_t w, unsigned n)
 {
     const uint16x8_t mask = vdupq_n_u16((uint16_t)(0xffff0000u >> n));

@@ -34,6 +34,7 @@ typedef struct quant_batch {
     firni_value_code code;
     int16_t q[ATTEND_VALUES_MAX];  /* [pair][head_dim] */
     float q_steps[QUANT_GROUPS];   /* [pair][group of keys] */
+    int32_t q_starts[QUANT_GROUPS]; /* what makes up for signed codes having 128 added */
     float q_sums[QUANT_GROUPS];    /* of a group's integers, times their step: what a bias is multiplied by */
     float biases[QUANT_GROUPS][LANES]; /* [pair][group of values]: weighted sum of biases so far */
 } quant_batch;
@@ -43,6 +44,7 @@ typedef struct quant_batch {
 /* What codes are in the inner loop; a constant wherever it is inlined. */
 typedef enum quant_kind {
     QUANT_CODES,  /* the codes themselves */
+    QUANT_SIGNED, /* signed codes of a byte, with 128 added: sums begin with what takes it off */
     QUANT_BYTES,  /* levels of a byte: a lookup in registers */
     QUANT_WORDS   /* levels of 16 bits: a lookup in memory */
 } quant_kind;
@@ -83,7 +85,8 @@ FIRNI_INLINE void quant_dot_row(const unsigned bits, const quant_kind kind, cons
                                 const lanes_table tables[2], lanes_int sums[QUANT_PAIRS_MAX])
 {
     const unsigned low_bits = firni_low_bits(bits);
-    const lanes_weights words = lanes_load_words((const void *)at);
+    lanes_weights words = lanes_load_words((const void *)at);
+    words = kind == QUANT_SIGNED ? lanes_flip(words) : words;
     LANES_UNROLL
     for (unsigned i = 0; i < 16 / low_bits; i++) {
         lanes_weights codes;
@@ -172,6 +175,11 @@ FIRNI_INLINE void quant_dot_pairs(const unsigned bits, const quant_kind kind, un
     }
 }
 
+static FIRNI_NO_INLINE void quant_dot_signed(unsigned n, const quant_dot *t)
+{
+    quant_dot_pairs(8, QUANT_SIGNED, n, t);
+}
+
 static FIRNI_NO_INLINE void quant_dot_codes(unsigned bits, unsigned n, const quant_dot *t)
 {
     switch (bits) {
@@ -241,8 +249,10 @@ static void quant_start(attend_batch *base)
         int16_t *integers = batch->q + (size_t)at * g->group;
         const float *q = base->q[at / n_groups] + (size_t)(at % n_groups) * g->group;
         const float step = quant_integers(q, g->group, FIRNI_QUANT_MAX, integers);
+        const int32_t sum = quant_sum(integers, g->group);
         batch->q_steps[at] = step;
-        batch->q_sums[at] = step * (float)quant_sum(integers, g->group);
+        batch->q_starts[at] = firni_keys_are_signed(g) ? -128 * sum : 0;
+        batch->q_sums[at] = step * (float)sum;
     }
     memset(batch->biases, 0, (size_t)base->n_pairs * (g->value_dim / g->group) * sizeof(batch->biases[0]));
 }
@@ -273,11 +283,17 @@ static void quant_scores(const attend_batch *base, attend_group *group, const ui
     quant_dot t = {.n_blocks = ATTEND_VECTORS, .n_slabs = g->group / FIRNI_SLAB_STEPS, .sums = sums[0][0]};
     for (uint32_t k = 0; k < n_groups; k++) {
         for (uint32_t i = 0; i < group->n; i++) {
-            t.acts[i] = batch->q + ((size_t)(group->first + i) * n_groups + k) * g->group;
+            const size_t pair = (size_t)(group->first + i) * n_groups + k;
+            t.acts[i] = batch->q + pair * g->group;
+            t.start[i] = batch->q_starts[pair];
         }
         t.slabs = planes.k_codes + k * group_bytes;
         t.ahead = (uintptr_t)next.k_codes + k * group_bytes;
-        quant_dot_codes(g->key_bits, group->n, &t);
+        if (firni_keys_are_signed(g)) {
+            quant_dot_signed(group->n, &t);
+        } else {
+            quant_dot_codes(g->key_bits, group->n, &t);
+        }
         const size_t at = (size_t)k * ATTEND_TILE;
         quant_fetch_halves(next.k_scales, at);
         quant_fetch_halves(next.k_biases, at);

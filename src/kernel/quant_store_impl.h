@@ -15,7 +15,8 @@ enum { QUANT_GROUP_MAX = 64 };
 FIRNI_INLINE bool quant_is_finite_half(uint16_t half) { return (half & 0x7c00u) != 0x7c00u; }
 
 /* One group of n elements (32 or 64) of one token. */
-static void quant_affine(const float *x, uint32_t n, uint32_t bits, int16_t *codes, uint16_t *scale, uint16_t *bias)
+static void quant_affine(const float *x, uint32_t n, firni_code_range range, int16_t *codes, uint16_t *scale,
+                         uint16_t *bias)
 {
     const lanes zero = lanes_set(0.0f);
     lanes largest = lanes_set(-INFINITY);
@@ -31,10 +32,9 @@ static void quant_affine(const float *x, uint32_t n, uint32_t bits, int16_t *cod
     }
     const float max = lanes_fold_larger(largest);
     const float min = 0.0f - lanes_fold_larger(negated);
-    const float last = (float)((1u << bits) - 1);
     memset(codes, 0, n * sizeof(codes[0]));
-    *scale = firni_f16_from_f32((max - min + 0.0f) / last);
-    *bias = firni_f16_from_f32(min);
+    *scale = firni_f16_from_f32((max - min + 0.0f) / (range.last - range.first));
+    *bias = firni_f16_from_f32(min - range.first * firni_f16_to_f32(*scale));
     if (magnitude >= 0x7f800000u || !quant_is_finite_half(*scale) || !quant_is_finite_half(*bias)) {
         *scale = 0;
         *bias = FIRNI_QUANT_NAN;
@@ -45,9 +45,10 @@ static void quant_affine(const float *x, uint32_t n, uint32_t bits, int16_t *cod
     }
     const lanes inverse = lanes_set(1.0f / firni_f16_to_f32(*scale));
     const lanes origin = lanes_set(firni_f16_to_f32(*bias));
-    const lanes end = lanes_set(last);
+    const lanes begin = lanes_set(range.first);
+    const lanes end = lanes_set(range.last);
     for (uint32_t i = 0; i < n; i += LANES) {
-        const lanes y = lanes_larger(lanes_mul(lanes_sub(lanes_load(x + i), origin), inverse), zero);
+        const lanes y = lanes_larger(lanes_mul(lanes_sub(lanes_load(x + i), origin), inverse), begin);
         lanes_store_i16(codes + i, lanes_select_less(end, y, end, y));
     }
 }
@@ -150,7 +151,7 @@ static void quant_store_key(const firni_quant_geometry *g, const firni_quant_tar
     for (uint32_t d = 0; d < g->head_dim; d += g->group) {
         int16_t codes[QUANT_GROUP_MAX];
         uint16_t scale, bias;
-        quant_affine(k + d, g->group, g->key_bits, codes, &scale, &bias);
+        quant_affine(k + d, g->group, firni_key_codes(g), codes, &scale, &bias);
         firni_store_half(planes->k_scales, (size_t)d / g->group * FIRN_BLOCK_TOKENS + token, scale);
         firni_store_half(planes->k_biases, (size_t)d / g->group * FIRN_BLOCK_TOKENS + token, bias);
         quant_put_keys(planes->k_codes + firni_key_slab(g, d, token), g->group, g->key_bits, token % FIRNI_SLAB_LANES,
@@ -174,7 +175,7 @@ static void quant_store_value(const firni_quant_geometry *g, const firni_quant_t
         if (g->rotated) {
             quant_normal(v + j, g->value_bits, codes, &scale);
         } else {
-            quant_affine(v + j, g->group, g->value_bits, codes, &scale, &bias);
+            quant_affine(v + j, g->group, firni_codes_unsigned(g->value_bits), codes, &scale, &bias);
             firni_store_half(planes->v_biases, at, bias);
         }
         firni_store_half(planes->v_scales, at, scale);

@@ -18,7 +18,7 @@
  * parts: 5 is 4 rows of 4 bits and a row of 1 bit for all 32 steps, 3 is 2 rows of 2 bits and a row of 1 bit. Nothing
  * is wasted, and the rows lie in the order in which attention reads them.
  *
- * A key is scale * code + bias. So is a value; or, when rotated, scale * unit * (level[code] - centre), in the rotated
+ * A key is scale * code + bias, with codes of 8 bits signed where values are rotated. So is a value, all unsigned; or, when rotated, scale * unit * (level[code] - centre), in the rotated
  * frame (docs/ARITHMETIC.md).
  */
 #ifndef FIRNI_QUANTISED_H
@@ -88,6 +88,32 @@ FIRNI_INLINE uint32_t firni_code_get(const uint8_t *slab, unsigned bits, unsigne
         code |= (firni_code_word(slab, low_bits + high.row, lane) >> high.bit & 1) << low_bits;
     }
     return code;
+}
+
+/* ---- affine codes --------------------------------------------------------------------------------------------- */
+
+/* Codes run from first to last; a bias is the number that 0 stands for. */
+typedef struct firni_code_range {
+    float first, last;
+} firni_code_range;
+
+FIRNI_INLINE firni_code_range firni_codes_unsigned(uint32_t bits)
+{
+    return (firni_code_range){0.0f, (float)((1u << bits) - 1)};
+}
+
+/* With rotated values, keys of 8 bits are signed: their bias is the middle of the group, not its end. */
+FIRNI_INLINE bool firni_keys_are_signed(const firni_quant_geometry *g) { return g->rotated && g->key_bits == 8; }
+
+FIRNI_INLINE firni_code_range firni_key_codes(const firni_quant_geometry *g)
+{
+    return firni_keys_are_signed(g) ? (firni_code_range){-128.0f, 127.0f} : firni_codes_unsigned(g->key_bits);
+}
+
+/* The number that the bits of a key's code are. */
+FIRNI_INLINE int32_t firni_key_number(const firni_quant_geometry *g, uint32_t code)
+{
+    return firni_keys_are_signed(g) && code >= 128 ? (int32_t)code - 256 : (int32_t)code;
 }
 
 /* ---- where the planes of a head begin ------------------------------------------------------------------------- */

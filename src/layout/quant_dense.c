@@ -1,7 +1,7 @@
 /*
  * The dense view of quantised layouts: the storage form, with each token's codes brought together.
  *
- *      k [B, heads, S, head_dim * bits / 8] u8, k.scale, k.bias [B, heads, S, groups] f16; then the same of v
+ *      k [B, heads, S, head_dim * bits / 8] u8 (i8 where they are signed), k.scale, k.bias [B, heads, S, groups] f16; then the same of v
  *
  * The codes of a token are one string of bits, the first element in the lowest bits of the first byte. A block holds
  * them in another order (quantised.h), so they are always an owned copy. Rotated values stay rotated, and have no biases.
@@ -48,15 +48,15 @@ static void copy_token(uint8_t *dst, const dense_codes *codes, const uint8_t *bl
 }
 
 /* Right-justified, as firni_dense_plane does it; padding stays zero. */
-static firn_status dense_codes_plane(const firn_cache *cache, const dense_codes *codes, firn_tensor *tensor,
-                                     firn_error *err)
+static firn_status dense_codes_plane(const firn_cache *cache, const dense_codes *codes, firn_dtype dtype,
+                                     firn_tensor *tensor, firn_error *err)
 {
     const uint32_t n_rows = firn_cache_batch_size(cache);
     const uint32_t n_heads = codes->geometry->n_kv_heads;
     const uint32_t width = firni_dense_tokens(cache, firn_cache_offset(cache));
     const size_t token_bytes = (size_t)codes->dim * codes->bits / 8;
     const uint64_t extents[4] = { n_rows, n_heads, width, token_bytes };
-    const firn_status status = firni_tensor_alloc(tensor, FIRN_DTYPE_U8, 4, extents, cache->env, err);
+    const firn_status status = firni_tensor_alloc(tensor, dtype, 4, extents, cache->env, err);
     if (status != FIRN_OK || tensor->n_bytes == 0) {
         return status;
     }
@@ -90,8 +90,9 @@ firn_status firni_quant_state(const firn_cache *cache, firn_tensor *tensors, uin
                                     .dim = is_key ? g->head_dim : g->value_dim,
                                     .bits = is_key ? g->key_bits : g->value_bits };
         /* Codes are the planes that are not of halves. */
-        status = planes[n].dtype == FIRN_DTYPE_U8 ? dense_codes_plane(cache, &codes, &tensors[n], err)
-                                                  : firni_dense_plane(cache, &planes[n], 2, &tensors[n], err);
+        status = planes[n].dtype != FIRN_DTYPE_F16
+                     ? dense_codes_plane(cache, &codes, planes[n].dtype, &tensors[n], err)
+                     : firni_dense_plane(cache, &planes[n], 2, &tensors[n], err);
         if (status != FIRN_OK) {
             break;
         }

@@ -49,7 +49,8 @@ static inline float *quant_rig_numbers(const firn_tensor *codes, const firn_tens
             const uint32_t code = quant_rig_code(token, bits, i);
             const float scale = quant_rig_half(scales, at);
             if (biases != NULL) {
-                x[t * dim + i] = scale * (float)code + quant_rig_half(biases, at);
+                const float number = codes->dtype == FIRN_DTYPE_I8 ? (float)(int8_t)(uint8_t)code : (float)code;
+                x[t * dim + i] = scale * number + quant_rig_half(biases, at);
             } else {
                 const firni_lloyd *lloyd = firni_lloyd_of(bits);
                 x[t * dim + i] = scale * (lloyd->unit * (float)(lloyd->levels[code] - lloyd->centre));

@@ -181,6 +181,51 @@ static void a_value_that_cannot_be_stored_spoils_its_head_for_those_who_see_it(v
     firn_pool_destroy(pool);
 }
 
+/* Keys of 8 bits are signed: 0 is the middle of a group, whose ends are the first code and the last. */
+static void keys_of_8_bits_are_signed_and_others_are_not(void **state)
+{
+    (void)state;
+    static const struct {
+        uint32_t bits;
+        firn_dtype dtype;
+        int32_t first, last;
+        float bias;
+    } cases[] = { { 8, FIRN_DTYPE_I8, -128, 127, 1.0F }, { 5, FIRN_DTYPE_U8, 0, 31, -1.0F } };
+    float k[QUANT_RIG_HEADS * 64], v[QUANT_RIG_HEADS * 64];
+    for (uint32_t i = 0; i < QUANT_RIG_HEADS * 64; i++) {
+        k[i] = 1.0F + ((float)(i % 32) - 15.5F) / 15.5F * 2.0F; /* -1 to 3 */
+        v[i] = 1.0F;
+    }
+    for (size_t i = 0; i < 2; i++) {
+        firn_pool *pool = rig_pool(RIG_BIG_BUDGET, NULL);
+        const firn_cache_options options = turboquant(cases[i].bits, 3, 64);
+        firn_cache *cache = rig_cache(&options, pool);
+        assert_ok(firn_cache_add_row(cache, NULL));
+        const firn_append_input input = { .k = k, .v = v };
+        assert_ok(firn_cache_append(cache, &input, (uint32_t[]){ 1 }, NULL, NULL));
+        firn_plane planes[FIRN_CACHE_PLANES_MAX];
+        assert_true(firn_cache_planes(cache, planes) == 5);
+        assert_int_equal(planes[0].dtype, cases[i].dtype);
+        assert_int_equal(planes[3].dtype, FIRN_DTYPE_U8);
+        firn_tensor tensors[FIRN_CACHE_STATE_TENSORS_MAX];
+        uint32_t n_tensors;
+        assert_ok(firn_cache_state(cache, tensors, &n_tensors, NULL));
+        assert_int_equal(tensors[0].dtype, cases[i].dtype);
+        for (uint32_t d = 0; d < 64; d += 31 + d % 2) { /* 0, 31, 63: ends of a group */
+            const uint32_t code = quant_rig_code(tensors[0].data, cases[i].bits, d);
+            const int32_t number = cases[i].dtype == FIRN_DTYPE_I8 ? (int8_t)(uint8_t)code : (int32_t)code;
+            assert_int_equal(number, d == 0 ? cases[i].first : cases[i].last);
+        }
+        const float step = 4.0F / (float)(cases[i].last - cases[i].first);
+        assert_true(fabsf(quant_rig_half(&tensors[2], 0) - cases[i].bias) <= step);
+        for (uint32_t t = 0; t < n_tensors; t++) {
+            firn_tensor_deinit(&tensors[t]);
+        }
+        firn_cache_destroy(cache);
+        firn_pool_destroy(pool);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -189,6 +234,7 @@ int main(void)
         cmocka_unit_test(values_have_the_error_of_the_best_quantiser),
         cmocka_unit_test(attention_is_softmax_attention_over_what_is_stored),
         cmocka_unit_test(a_value_that_cannot_be_stored_spoils_its_head_for_those_who_see_it),
+        cmocka_unit_test(keys_of_8_bits_are_signed_and_others_are_not),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
