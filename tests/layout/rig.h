@@ -39,10 +39,10 @@ static const firn_dtype rig_dtypes[] = { FIRN_DTYPE_F16, FIRN_DTYPE_F32, FIRN_DT
 #define RIG_N_DTYPES     (sizeof rig_dtypes / sizeof rig_dtypes[0])
 
 /* What each family is given beside dtype and geometry. A family that is attended to is covered by standing here. */
-static const firn_cache_options rig_mamba2 = { .layout = "ssm:mamba2", .n_kv_heads = 1, .head_dim = 7, .value_dim = 20,
+static const firn_cache_options rig_mamba2 = { .layout = "ssm:mamba2", .n_kv_heads = 1, .head_dim = 3, .value_dim = 5,
                                                .n_state_heads = 2, .conv_width = 3 };
-static const firn_cache_options rig_gated_delta = { .layout = "ssm:gated-delta", .n_kv_heads = 2, .head_dim = 8,
-                                                    .value_dim = 12, .n_state_heads = 2, .conv_width = 4 };
+static const firn_cache_options rig_gated_delta = { .layout = "ssm:gated-delta", .n_kv_heads = 2, .head_dim = 2,
+                                                    .value_dim = 3, .n_state_heads = 2, .conv_width = 4 };
 
 static const firn_cache_options rig_families[] = {
     { .layout = "kv:plain" },

@@ -20,7 +20,7 @@ static void it_says_what_it_is_made_of(void **state)
     firn_cache *cache = rig_cache(&options, pool);
     assert_string_equal(firn_cache_signature(cache), "hybrid(kv:plain,ssm:mamba2)");
     assert_string_equal(firn_cache_describe(cache),
-                        "hybrid(kv:plain,ssm:mamba2) f16 heads=2 dim=16/16 block=64 + f32 heads=2/1 dim=7/20 conv=3");
+                        "hybrid(kv:plain,ssm:mamba2) f16 heads=2 dim=16/16 block=64 + f32 heads=2/1 dim=3/5 conv=3");
     firn_cache *const *parts;
     assert_int_equal(firn_cache_composed(cache, &parts), 2);
     assert_string_equal(firn_cache_signature(parts[0]), "kv:plain");
