@@ -51,9 +51,10 @@ static void decode(const uint8_t *bytes, size_t size)
         }
         uint8_t *again = malloc(record.header_bytes);
         firni_record_encode(&record, again);
-        /* Only the bytes after the section table are free, and they are covered by the checksum. */
+        /* Only the bytes after the names are free, and they are covered by the checksum. */
         assert(memcmp(again + 24, bytes + 24,
-                      FIRNI_RECORD_FIXED_BYTES - 24 + (size_t)record.n_sections * FIRNI_SECTION_BYTES) == 0);
+                      FIRNI_RECORD_FIXED_BYTES - 24 + (size_t)record.n_sections * FIRNI_SECTION_BYTES +
+                          FIRNI_RECORD_ANNEX_BYTES + record.n_ns + record.n_text) == 0);
         free(again);
     }
     free(sections);
@@ -65,7 +66,12 @@ static void seal(uint8_t *bytes, size_t size)
     const uint8_t magic[8] = { 0x89, 'F', 'I', 'R', 'N', '\r', '\n', 0x1a };
     memcpy(bytes, magic, sizeof magic);
     firni_put_u32(bytes + 24, FIRNI_RECORD_VERSION);
-    firni_put_u32(bytes + 32, firni_record_header_bytes(firni_get_u32(bytes + 36)));
+    const uint32_t n_sections = firni_get_u32(bytes + 36);
+    const size_t annex = FIRNI_RECORD_FIXED_BYTES + (size_t)n_sections * FIRNI_SECTION_BYTES;
+    const uint32_t n_names = annex + FIRNI_RECORD_ANNEX_BYTES <= size
+                                 ? firni_get_u16(bytes + annex + 54) + firni_get_u32(bytes + annex + 56)
+                                 : 0;
+    firni_put_u32(bytes + 32, firni_record_header_bytes(n_sections, n_names));
     firn_digest parent;
     firn_token tokens[FIRN_BLOCK_TOKENS];
     const uint32_t n_tokens = firni_get_u32(bytes + 60);

@@ -71,6 +71,25 @@ firn_status firn_disk_visit(firn_tier *tier, bool (*visit)(void *ctx, const firn
                             firn_error *err);
 /* Reads and verifies every record; counts those that fail and quarantines them when this process is the writer. */
 firn_status firn_disk_verify(firn_tier *tier, uint64_t *n_good, uint64_t *n_bad, firn_error *err);
+typedef struct firn_disk_fsck_options {
+    bool headers_only; /* believe what a record's header says of its sections: fast, and restores still verify them */
+} firn_disk_fsck_options;
+
+typedef struct firn_disk_fsck_report {
+    uint64_t n_segments, n_records; /* that the new index names */
+    uint64_t record_bytes;          /* of these records */
+    uint64_t n_damaged;             /* records whose header or sections do not verify */
+    uint64_t n_orphans;             /* without the records that they continue or lie on */
+    uint64_t n_superseded;          /* another record of the same tokens has as much or more */
+    uint64_t freed_bytes;           /* given back: of the three above, and what belongs to no record */
+} firn_disk_fsck_report;
+
+/* Makes the index of a store anew from its segments alone: when it is lost, damaged or of another version. Records are as
+ * recently used afterwards as they are old. No process may be using the directory. Until the end nothing that is stored is
+ * changed, and a run that is interrupted can be repeated. options may be NULL. Errors: BUSY, FORMAT (no store, or
+ * records of another version: nothing was changed), IO, NO_MEMORY. */
+firn_status firn_disk_fsck(const char *dir, const firn_disk_fsck_options *options, const firn_env *env,
+                           firn_disk_fsck_report *out, firn_error *err);
 /* Asserts that index, segments and byte accounting agree. For tests; stores wait meanwhile. */
 firn_status firn_disk_check(firn_tier *tier, firn_error *err);
 

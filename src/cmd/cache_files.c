@@ -57,14 +57,12 @@ bool firni_cache_remove_files(const char *dir)
     static const char *const index_files[] = { "index/data.mdb", "index/lock.mdb" };
     char path[PATH_BYTES];
     bool is_complete = true;
-    for (size_t i = 0; i < sizeof index_files / sizeof index_files[0]; i++) {
-        is_complete = join(path, dir, index_files[i]) && is_gone(unlink(path)) && is_complete;
+    /* The index last: while segments are there, a store without one is not opened, not even to be wiped. */
+    firni_cache_each_segment(dir, remove_segment, &is_complete);
+    for (size_t i = 0; is_complete && i < sizeof index_files / sizeof index_files[0]; i++) {
+        is_complete = join(path, dir, index_files[i]) && is_gone(unlink(path));
     }
-    if (is_complete) {
-        is_complete = join(path, dir, "index") && is_gone(rmdir(path));
-        firni_cache_each_segment(dir, remove_segment, &is_complete);
-    }
-    return is_complete;
+    return is_complete && join(path, dir, "index") && is_gone(rmdir(path));
 }
 
 bool firni_cache_remove_dir(const char *dir)

@@ -28,20 +28,31 @@ static int check_directory(const firni_cache_view *view)
     if (!S_ISDIR(info.st_mode)) {
         return firni_cmd_fail(view->self, "%s is not a directory", view->dir);
     }
-    const size_t n_bytes = strlen(view->dir) + sizeof "/index";
-    char *index = malloc(n_bytes);
-    if (index == NULL) {
+    /* A store that has lost its index still has its marker. */
+    static const char *const names[] = { "index", "firn.lock" };
+    const size_t n_bytes = strlen(view->dir) + sizeof "/firn.lock";
+    char *path = malloc(n_bytes);
+    if (path == NULL) {
         return firni_cmd_fail(view->self, "no memory");
     }
-    (void)snprintf(index, n_bytes, "%s/index", view->dir);
-    const bool has_index = stat(index, &info) == 0;
-    free(index);
-    return has_index ? 0 : firni_cmd_fail(view->self, "%s holds no Firn cache", view->dir);
+    bool is_store = false;
+    for (size_t i = 0; i < sizeof names / sizeof names[0] && !is_store; i++) {
+        (void)snprintf(path, n_bytes, "%s/%s", view->dir, names[i]);
+        is_store = stat(path, &info) == 0;
+    }
+    free(path);
+    return is_store ? 0 : firni_cmd_fail(view->self, "%s holds no Firn cache", view->dir);
 }
 
+typedef struct store_visit {
+    int (*act)(firni_cache_view *view, void *ctx);
+    void *ctx;
+} store_visit;
+
 /* Opens the store as gently as the subcommand allows, does it, closes the store. */
-static int with_store(firni_cache_view *view, int (*act)(firni_cache_view *view, void *ctx), void *ctx)
+static int with_store(firni_cache_view *view, void *ctx)
 {
+    const store_visit *visit = ctx;
     firn_error err = { 0 };
     /* A writer enforces its budget when it opens: what goes is for the subcommand to say. */
     const firn_disk_options options = {
@@ -49,20 +60,22 @@ static int with_store(firni_cache_view *view, int (*act)(firni_cache_view *view,
         .read_only = !view->writes,
         .budget_bytes = view->writes ? WRITER_BUDGET_BYTES : view->budget_bytes,
     };
-    int status = check_directory(view);
-    if (status != 0) {
-        return status;
-    }
     if (firn_disk_open(&options, view->env, &view->tier, &err) != FIRN_OK) {
         return firni_cmd_fail(view->self, "%s", err.message);
     }
-    status = act(view, ctx);
+    const int status = visit->act(view, visit->ctx);
     firn_tier_destroy(view->tier);
     view->tier = NULL;
     return status;
 }
 
-int firni_cache_each_store(firni_cache_view *view, int (*act)(firni_cache_view *view, void *ctx), void *ctx)
+static int with_directory(firni_cache_view *view, int (*act)(firni_cache_view *view, void *ctx), void *ctx)
+{
+    const int status = check_directory(view);
+    return status != 0 ? status : act(view, ctx);
+}
+
+int firni_cache_each_directory(firni_cache_view *view, int (*act)(firni_cache_view *view, void *ctx), void *ctx)
 {
     const char *given_dir = view->dir;
     char *default_dir = given_dir == NULL ? firni_stack_default_cache_dir(view->env) : NULL;
@@ -70,18 +83,24 @@ int firni_cache_each_store(firni_cache_view *view, int (*act)(firni_cache_view *
         return firni_cmd_usage(view->self, "--cache-dir is needed: neither XDG_CACHE_HOME nor HOME is set");
     }
     view->dir = given_dir != NULL ? given_dir : default_dir;
-    int status = with_store(view, act, ctx);
+    int status = with_directory(view, act, ctx);
     /* What is left in the drafter's store would outlive a wipe. */
     char *draft_dir = status == 0 ? firni_stack_draft_dir(view->env, view->dir) : NULL;
     struct stat info;
     if (draft_dir != NULL && stat(draft_dir, &info) == 0) {
         view->dir = draft_dir;
-        status = with_store(view, act, ctx);
+        status = with_directory(view, act, ctx);
     }
     view->dir = given_dir;
     firni_free(view->env, draft_dir);
     firni_free(view->env, default_dir);
     return status;
+}
+
+int firni_cache_each_store(firni_cache_view *view, int (*act)(firni_cache_view *view, void *ctx), void *ctx)
+{
+    store_visit visit = { .act = act, .ctx = ctx };
+    return firni_cache_each_directory(view, with_store, &visit);
 }
 
 /* ---- texts ------------------------------------------------------------------------------------------------------ */

@@ -36,6 +36,9 @@ typedef struct firni_cache_view {
     { .name = "json", .kind = FIRNI_FLAG_BOOL, .target = &(v).json, .help = "print JSON" }
 /* clang-format on */
 
+/* Lets `act` work on the cache directory, and then on the drafter's in it, if there is one; no store is opened. Returns
+ * the exit status: the first that is not 0 ends it, with a message printed. */
+int firni_cache_each_directory(firni_cache_view *view, int (*act)(firni_cache_view *view, void *ctx), void *ctx);
 /* Opens the store, lets `act` work on it, closes it; then the same with the drafter's store in it, if there is one.
  * Returns the exit status: the first that is not 0 ends it, with a message printed. */
 int firni_cache_each_store(firni_cache_view *view, int (*act)(firni_cache_view *view, void *ctx), void *ctx);
@@ -57,7 +60,7 @@ int firni_cache_print_json(const firni_cache_view *view, json_t *value);
 
 /* ---- the subcommands ---- */
 
-extern const firni_command firni_cache_stat, firni_cache_ls, firni_cache_verify, firni_cache_wipe,
+extern const firni_command firni_cache_stat, firni_cache_ls, firni_cache_verify, firni_cache_fsck, firni_cache_wipe,
     firni_cache_replay;
 
 #endif

@@ -12,6 +12,7 @@ static const firni_command *const verbs[] = {
     &firni_cache_stat,
     &firni_cache_ls,
     &firni_cache_verify,
+    &firni_cache_fsck,
     &firni_cache_wipe,
     &firni_cache_replay,
 };

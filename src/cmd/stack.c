@@ -177,8 +177,10 @@ static firn_status open_disk(firni_stack *stack, const firni_stack_options *opti
     }
     switch (status) {
     case FIRN_OK: firni_stack_open_draft_disk(stack, &disk_options); return FIRN_OK;
+    case FIRN_ERR_CORRUPT:
     case FIRN_ERR_IO:
-        stack->disk_state = reason_of_errno(disk_err.os_error);
+        stack->disk_state =
+            status == FIRN_ERR_CORRUPT ? FIRN_REASON_CORRUPT : reason_of_errno(disk_err.os_error);
         (void)snprintf(stack->disk_message, sizeof stack->disk_message, "%s", disk_err.message);
         return FIRN_OK;
     case FIRN_ERR_BUSY:

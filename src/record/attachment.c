@@ -66,8 +66,8 @@ static uint32_t metadata_section_bytes(const firn_attachment *attachment)
     return 4u + (uint32_t)strlen(attachment->schema) + attachment->n_metadata_bytes;
 }
 
-uint32_t firni_attachments_layout(const firn_attachment *attachments, uint32_t n_attachments, firni_section *sections,
-                                  uint32_t *header_bytes, uint64_t *record_bytes)
+uint32_t firni_attachments_layout(const firn_attachment *attachments, uint32_t n_attachments, uint32_t n_names,
+                                  firni_section *sections, uint32_t *header_bytes, uint64_t *record_bytes)
 {
     uint32_t n_sections = 0;
     for (uint32_t a = 0; a < n_attachments; a++) {
@@ -92,7 +92,7 @@ uint32_t firni_attachments_layout(const firn_attachment *attachments, uint32_t n
             }
         }
     }
-    *header_bytes = firni_record_header_bytes(n_sections);
+    *header_bytes = firni_record_header_bytes(n_sections, n_names);
     uint64_t offset = *header_bytes;
     for (uint32_t i = 0; i < n_sections; i++) {
         sections[i].offset = offset;

@@ -93,8 +93,8 @@ static firn_status add_states(const firni_plan *plan, firni_plan_form *form, con
 /* Lays header and images end to end, now that the number of sections and so the header's size is known. */
 static firn_status place_images(firni_plan_form *form, firn_error *err)
 {
-    form->header_bytes = firni_record_header_bytes(form->n_sections);
-    if (form->header_bytes == 0) {
+    form->header_bytes = firni_record_header_bytes(form->n_sections, 0);
+    if (firni_record_header_bytes(form->n_sections, FIRN_NAMESPACE_BYTES_MAX + FIRNI_RECORD_TEXT_BYTES_MAX) == 0) {
         return firni_fail(err, FIRN_ERR_INVALID, "%u layers are more than one record holds", form->n_images);
     }
     uint64_t offset = form->header_bytes;
@@ -236,16 +236,32 @@ uint64_t firni_form_bytes(const firni_plan_form *form, uint32_t n_images)
     return n_images == 0 ? form->header_bytes : form->images[n_images - 1].offset + form->images[n_images - 1].n_bytes;
 }
 
+uint32_t firni_form_names_bytes(const firni_plan_form *form, uint32_t n_names)
+{
+    const uint32_t header_bytes = firni_record_header_bytes(form->n_sections, n_names);
+    assert(header_bytes >= form->header_bytes); /* or the plan would not have been made */
+    return header_bytes - form->header_bytes;
+}
+
+uint32_t firni_form_surplus(const firni_plan_form *form, uint64_t record_bytes)
+{
+    const uint64_t surplus = record_bytes - form->record_bytes;
+    return record_bytes >= form->record_bytes && surplus <= FIRNI_RECORD_HEADER_BYTES_MAX - form->header_bytes
+               ? (uint32_t)surplus
+               : UINT32_MAX;
+}
+
 bool firni_form_matches(const firni_plan_form *form, const firni_record *record)
 {
-    if (record->n_sections != form->n_sections || record->header_bytes != form->header_bytes ||
-        record->record_bytes != form->record_bytes) {
+    const uint32_t surplus = firni_form_surplus(form, record->record_bytes);
+    if (surplus == UINT32_MAX || record->n_sections != form->n_sections ||
+        record->header_bytes != form->header_bytes + surplus) {
         return false;
     }
     for (uint32_t i = 0; i < form->n_sections; i++) {
         const firni_section *a = &form->sections[i], *b = &record->sections[i];
         if (a->kind != b->kind || a->layer != b->layer || a->plane != b->plane || a->dtype != b->dtype ||
-            a->n_dims != b->n_dims || a->offset != b->offset || a->n_bytes != b->n_bytes ||
+            a->n_dims != b->n_dims || a->offset + surplus != b->offset || a->n_bytes != b->n_bytes ||
             memcmp(a->shape, b->shape, sizeof a->shape) != 0) {
             return false;
         }

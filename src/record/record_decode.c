@@ -27,7 +27,8 @@ firn_status firni_record_peek(const uint8_t fixed[FIRNI_RECORD_FIXED_BYTES], uin
                           FIRNI_RECORD_VERSION);
     }
     const uint32_t n_header = firni_get_u32(fixed + 32), n = firni_get_u32(fixed + 36);
-    if (n > FIRNI_RECORD_SECTIONS_MAX || n_header != firni_record_header_bytes(n)) {
+    if (n > FIRNI_RECORD_SECTIONS_MAX || n_header < firni_record_header_bytes(n, 0) ||
+        n_header > FIRNI_RECORD_HEADER_BYTES_MAX || n_header % FIRNI_RECORD_ALIGN != 0) {
         return firni_fail(err, FIRN_ERR_CORRUPT, "a header of %u bytes cannot hold %u sections", n_header, n);
     }
     *header_bytes = n_header;
@@ -138,6 +139,30 @@ static void decode_fixed(const uint8_t *bytes, firni_record *out)
     }
 }
 
+/* What an index says of the record. Names only where the chain begins: so each chain says once what it belongs to. */
+static firn_status decode_annex(const uint8_t *header, firni_record *out, firn_error *err)
+{
+    const uint8_t *at = header + FIRNI_RECORD_FIXED_BYTES + (size_t)out->n_sections * FIRNI_SECTION_BYTES;
+    memcpy(out->root.bytes, at, FIRN_DIGEST_BYTES);
+    out->segment = firni_get_u32(at + 32);
+    out->reusable_from = firni_get_u32(at + 36);
+    out->offset = firni_get_u64(at + 40);
+    out->n_full = firni_get_u16(at + 48);
+    out->n_window = firni_get_u16(at + 50);
+    out->n_fixed = firni_get_u16(at + 52);
+    out->n_ns = firni_get_u16(at + 54);
+    out->n_text = firni_get_u32(at + 56);
+    out->ns_name = (const char *)at + FIRNI_RECORD_ANNEX_BYTES;
+    out->text = out->ns_name + out->n_ns;
+    if (out->n_ns > FIRN_NAMESPACE_BYTES_MAX || out->n_text > FIRNI_RECORD_TEXT_BYTES_MAX ||
+        out->header_bytes != firni_record_header_bytes(out->n_sections, out->n_ns + out->n_text) ||
+        (out->first_token != 0 && out->n_ns + out->n_text != 0) || firni_get_u32(at + 60) != 0 ||
+        memchr(out->ns_name, '\0', out->n_ns) != NULL) {
+        return firni_fail(err, FIRN_ERR_CORRUPT, "a record's names do not fit its header");
+    }
+    return FIRN_OK;
+}
+
 firn_status firni_record_decode(const uint8_t *bytes, size_t n_bytes, uint64_t record_bytes_max,
                                 firni_section *sections, uint32_t sections_max, firni_record *out, firn_error *err)
 {
@@ -172,7 +197,10 @@ firn_status firni_record_decode(const uint8_t *bytes, size_t n_bytes, uint64_t r
         out->record_bytes > FIRNI_RECORD_BYTES_MAX || out->record_bytes % FIRNI_RECORD_ALIGN != 0) {
         return firni_fail(err, FIRN_ERR_CORRUPT, "a record's length is out of range");
     }
-    status = check_tokens(bytes, out, err);
+    status = decode_annex(bytes, out, err);
+    if (status == FIRN_OK) {
+        status = check_tokens(bytes, out, err);
+    }
     /* 3. The sections, each against the record's length and its predecessor. */
     out->sections = sections;
     for (uint32_t i = 0; i < out->n_sections && status == FIRN_OK; i++) {

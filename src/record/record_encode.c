@@ -22,13 +22,15 @@ bool firni_checksum_equal(firni_checksum a, firni_checksum b)
     return a.low == b.low && a.high == b.high;
 }
 
-uint32_t firni_record_header_bytes(uint32_t n_sections)
+uint32_t firni_record_header_bytes(uint32_t n_sections, uint32_t n_names)
 {
-    if (n_sections > FIRNI_RECORD_SECTIONS_MAX) {
+    if (n_sections > FIRNI_RECORD_SECTIONS_MAX || n_names > FIRN_NAMESPACE_BYTES_MAX + FIRNI_RECORD_TEXT_BYTES_MAX) {
         return 0;
     }
-    const uint32_t used = FIRNI_RECORD_FIXED_BYTES + n_sections * FIRNI_SECTION_BYTES;
-    return (uint32_t)firni_round_up(used, FIRNI_RECORD_ALIGN);
+    const uint32_t used =
+        FIRNI_RECORD_FIXED_BYTES + n_sections * FIRNI_SECTION_BYTES + FIRNI_RECORD_ANNEX_BYTES + n_names;
+    const uint32_t header_bytes = (uint32_t)firni_round_up(used, FIRNI_RECORD_ALIGN);
+    return header_bytes <= FIRNI_RECORD_HEADER_BYTES_MAX ? header_bytes : 0;
 }
 
 static void encode_section(const firni_section *section, uint8_t *at)
@@ -47,9 +49,29 @@ static void encode_section(const firni_section *section, uint8_t *at)
     firni_put_u64(at + 48, section->checksum.high);
 }
 
+static void encode_annex(const firni_record *record, uint8_t *at)
+{
+    memcpy(at, record->root.bytes, FIRN_DIGEST_BYTES);
+    firni_put_u32(at + 32, record->segment);
+    firni_put_u32(at + 36, record->reusable_from);
+    firni_put_u64(at + 40, record->offset);
+    firni_put_u16(at + 48, record->n_full);
+    firni_put_u16(at + 50, record->n_window);
+    firni_put_u16(at + 52, record->n_fixed);
+    firni_put_u16(at + 54, (uint16_t)record->n_ns);
+    firni_put_u32(at + 56, record->n_text);
+    if (record->n_ns > 0) {
+        memcpy(at + FIRNI_RECORD_ANNEX_BYTES, record->ns_name, record->n_ns);
+    }
+    if (record->n_text > 0) {
+        memcpy(at + FIRNI_RECORD_ANNEX_BYTES + record->n_ns, record->text, record->n_text);
+    }
+}
+
 void firni_record_encode(const firni_record *record, uint8_t *out)
 {
-    assert(record->header_bytes == firni_record_header_bytes(record->n_sections) && record->header_bytes > 0);
+    assert(record->header_bytes == firni_record_header_bytes(record->n_sections, record->n_ns + record->n_text));
+    assert(record->header_bytes > 0 && (record->first_token == 0 || record->n_ns + record->n_text == 0));
     assert(record->record_bytes % FIRNI_RECORD_ALIGN == 0 && record->record_bytes >= record->header_bytes);
     assert(record->n_tokens <= FIRN_BLOCK_TOKENS && record->first_token % FIRN_BLOCK_TOKENS == 0);
     memset(out, 0, record->header_bytes);
@@ -72,6 +94,7 @@ void firni_record_encode(const firni_record *record, uint8_t *out)
     for (uint32_t i = 0; i < record->n_sections; i++) {
         encode_section(&record->sections[i], out + FIRNI_RECORD_FIXED_BYTES + (size_t)i * FIRNI_SECTION_BYTES);
     }
+    encode_annex(record, out + FIRNI_RECORD_FIXED_BYTES + (size_t)record->n_sections * FIRNI_SECTION_BYTES);
     /* The checksum stands before everything it covers, so that it is computed in one pass. */
     const firni_checksum checksum = firni_checksum_of(out + 24, record->header_bytes - 24);
     firni_put_u64(out + 8, checksum.low);

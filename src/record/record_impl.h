@@ -37,7 +37,22 @@
  *         128     32   parent: digest of the chain of all tokens before first_token
  *         160     32   own digest: firni_chain_record(kind, parent, tokens)
  *         192    256   tokens[64], unused ones zero
- *         448   64*n   section table; then zeros up to header_bytes
+ *         448   64*n   section table
+ *    448 + 64 n     64   annex: what an index says of the record, so that one can be made from records alone
+ *         ...          of the records at token 0: the namespace's name, the identity's text; then zeros up to header_bytes
+ *
+ * Annex:
+ *
+ *           0     32   root: the digest that the chain begins with
+ *          32      4   segment that the record was written to
+ *          36      4   reusable_from: no shorter prefix can be resumed from the record's state
+ *          40      8   offset in the segment
+ *          48      2   full layers whose blocks the record holds
+ *          50      2   window layers whose blocks it holds
+ *          52      2   layers whose state it holds
+ *          54      2   bytes of the namespace's name that follow: 0..255
+ *          56      4   bytes of the identity's text that follow: 0..32,768
+ *          60      4   zero
  *
  * Section:
  *
@@ -66,7 +81,9 @@
 #define FIRNI_RECORD_ALIGN            4096u
 #define FIRNI_RECORD_FIXED_BYTES      448u
 #define FIRNI_SECTION_BYTES           64u
-#define FIRNI_RECORD_SECTIONS_MAX     16320u            /* what a header of the largest size holds */
+#define FIRNI_RECORD_ANNEX_BYTES      64u
+#define FIRNI_RECORD_TEXT_BYTES_MAX   32768u            /* of an identity's text; what is longer is cut */
+#define FIRNI_RECORD_SECTIONS_MAX     15808u            /* what a header of the largest size holds */
 #define FIRNI_RECORD_HEADER_BYTES_MAX (1024u * 1024u)
 #define FIRNI_RECORD_BYTES_MAX        (UINT64_C(1) << 36)
 
@@ -106,19 +123,25 @@ typedef struct firni_record {
     uint64_t record_bytes;
     uint64_t created_wall_ns;
     uint32_t first_token, n_tokens;
-    firn_digest identity, ns, parent, digest;
+    firn_digest identity, ns, parent, digest, root;
+    uint32_t segment;
+    uint64_t offset;
+    uint32_t reusable_from;
+    uint16_t n_full, n_window, n_fixed;
+    const char *ns_name, *text; /* without terminators; n_ns and n_text are 0 but at token 0 */
+    uint32_t n_ns, n_text;
     firn_token tokens[FIRN_BLOCK_TOKENS];
     firni_section *sections;
     uint32_t n_sections;
 } firni_record;
 
-/* Size of a header with this many sections; 0 when it would be too large. */
-uint32_t firni_record_header_bytes(uint32_t n_sections);
+/* Size of a header with this many sections and bytes of names; 0 when it would be too large. */
+uint32_t firni_record_header_bytes(uint32_t n_sections, uint32_t n_names);
 /* Writes the header into out[0..header_bytes). Everything in `record` is set, checksums of sections included. */
 void firni_record_encode(const firni_record *record, uint8_t *out);
 /* Reads a header from bytes[0..n_bytes); the record may extend to record_bytes_max bytes in its file. Every field is
- * checked before it is used; *out and sections[0..sections_max) hold the result, out->sections = sections. Allocates
- * nothing. Errors: CORRUPT (damaged), FORMAT (another version or kind), INVALID (more sections than sections_max). */
+ * checked before it is used; *out and sections[0..sections_max) hold the result, out->sections = sections, and its
+ * names are borrowed from `bytes`. Allocates nothing. Errors: CORRUPT (damaged), FORMAT (another version or kind), INVALID (more sections than sections_max). */
 firn_status firni_record_decode(const uint8_t *bytes, size_t n_bytes, uint64_t record_bytes_max,
                                 firni_section *sections, uint32_t sections_max, firni_record *out, firn_error *err);
 /* Sizes from the fixed part alone, for a reader that has to fetch the rest of the header first; the values are
@@ -209,8 +232,12 @@ void firni_plan_deinit(firni_plan *plan); /* accepts a zeroed plan */
 uint32_t firni_plan_kinds_held(const firni_plan *plan, uint32_t n_window);
 /* The images that hold the full layers and the window layers of the first n kinds: the first ones of a block. */
 uint32_t firni_plan_images(const firni_plan *plan, uint32_t n_kinds);
-/* Bytes of the header and the first n images. */
+/* Bytes of the header, without names, and the first n images. */
 uint64_t firni_form_bytes(const firni_plan_form *form, uint32_t n_images);
+/* By how much the header of a record of this form is larger when it also holds n bytes of names, and when the record
+ * takes so many bytes (UINT32_MAX: no record of this form does). Images and sections lie that much further back. */
+uint32_t firni_form_names_bytes(const firni_plan_form *form, uint32_t n_names);
+uint32_t firni_form_surplus(const firni_plan_form *form, uint64_t record_bytes);
 /* Whether a decoded header has exactly the sections of the form. */
 bool firni_form_matches(const firni_plan_form *form, const firni_record *record);
 /* Fills the checksums of one image's sections from its bytes. `sections` is a whole record's. */
@@ -222,9 +249,10 @@ bool firni_form_verify(const firni_plan_form *form, uint32_t image, uint8_t *byt
 
 /* The sections and payload of an object record. `payload` is what follows the header: record_bytes - header_bytes. */
 firn_status firni_attachments_check(const firn_attachment *attachments, uint32_t n_attachments, firn_error *err);
-/* Number of sections, and the header's and record's size. Call after a successful check. */
-uint32_t firni_attachments_layout(const firn_attachment *attachments, uint32_t n_attachments, firni_section *sections,
-                                  uint32_t *header_bytes, uint64_t *record_bytes);
+/* Number of sections, and the header's and record's size. Call after a successful check. n_names: bytes of names that
+ * the header holds. */
+uint32_t firni_attachments_layout(const firn_attachment *attachments, uint32_t n_attachments, uint32_t n_names,
+                                  firni_section *sections, uint32_t *header_bytes, uint64_t *record_bytes);
 /* Writes the payload (zeroed by the callee) and the checksums of `sections`. */
 void firni_attachments_encode(const firn_attachment *attachments, uint32_t n_attachments, uint32_t header_bytes,
                               uint64_t record_bytes, firni_section *sections, uint8_t *payload);

@@ -166,6 +166,17 @@ call cache ls --cache-dir "$cache" --json
 check 'cache ls --json is an array' out_has '"end_token": [1-9]'
 call cache verify --cache-dir "$cache"
 check 'cache verify finds nothing bad' out_has '^[1-9][0-9]* records are good, 0 are bad$'
+rm -r "$cache/index"
+call cache stat --cache-dir "$cache"
+check 'a lost index is named, with the command that helps' one_line '^firn cache: the index of .* is missing.*firn cache fsck'
+call cache fsck --cache-dir "$cache"
+check 'cache fsck makes it anew' out_has '^records     [1-9]'
+call cache fsck --quick --json --cache-dir "$cache"
+check 'cache fsck --json counts the same' out_has '"damaged": 0'
+call cache verify --cache-dir "$cache"
+check 'all records of the new index are good' out_has '^[1-9][0-9]* records are good, 0 are bad$'
+call cache stat --cache-dir "$cache" --json
+check 'and so are the names of namespaces' out_has '"namespace": "other"'
 call cache stat --cache-dir "$dir/nowhere"
 not_created() { one_line 'nowhere: No such file' && [ ! -e "$dir/nowhere" ]; }
 check 'a missing cache directory is named and not created' not_created

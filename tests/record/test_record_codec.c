@@ -14,7 +14,7 @@ static void make_record(firni_record *record, firni_section *sections, firni_rec
     memset(record, 0, sizeof *record);
     record->kind = kind;
     record->n_sections = N_SECTIONS;
-    record->header_bytes = firni_record_header_bytes(N_SECTIONS);
+    record->header_bytes = firni_record_header_bytes(N_SECTIONS, 0);
     record->first_token = 128;
     record->n_tokens = n_tokens;
     record->created_wall_ns = UINT64_C(0x1122334455667788);
@@ -43,6 +43,13 @@ static void make_record(firni_record *record, firni_section *sections, firni_rec
     }
     record->record_bytes = (offset + 4095) / 4096 * 4096;
     record->sections = sections;
+    memset(record->root.bytes, 0x44, 32);
+    record->segment = 0x01020304;
+    record->offset = UINT64_C(0x50000) * 4096;
+    record->reusable_from = 99;
+    record->n_full = 1;
+    record->n_window = 2;
+    record->n_fixed = 3;
 }
 
 static firn_status decode(const uint8_t *bytes, size_t n_bytes, firni_record *out)
@@ -81,7 +88,12 @@ static void headers_come_back_as_they_were(void **unused)
         assert_int_equal(found.first_token, 128);
         assert_int_equal(found.n_tokens, cases[i].n_tokens);
         assert_memory_equal(found.tokens, record.tokens, sizeof record.tokens);
-        assert_memory_equal(&found.identity, &record.identity, 4 * sizeof record.identity);
+        assert_memory_equal(&found.identity, &record.identity, 5 * sizeof record.identity);
+        assert_int_equal(found.segment, record.segment);
+        assert_int_equal(found.offset, record.offset);
+        assert_int_equal(found.reusable_from, 99);
+        assert_int_equal(found.n_full * 100 + found.n_window * 10 + found.n_fixed, 123);
+        assert_int_equal(found.n_ns + found.n_text, 0);
         for (uint32_t s = 0; s < N_SECTIONS; s++) {
             assert_int_equal(found.sections[s].offset, sections[s].offset);
             assert_int_equal(found.sections[s].checksum.low, s);
@@ -114,6 +126,58 @@ static void the_bytes_of_a_header_are_those_of_the_format(void **unused)
     const uint8_t section[64] = { 1, 0, 0, 0, 1, 0, 2, 3, 2, 0, 0, 0, 8, 0, 0, 0, 64, 0, 0, 0, 0, 0, 0, 0,
                                   0, 0x18, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 77 };
     assert_memory_equal(bytes + 448 + 64, section, sizeof section);
+    const uint8_t *annex = bytes + 448 + 64 * N_SECTIONS;
+    const uint8_t place[32] = { 4, 3, 2, 1, 99, 0, 0, 0, 0, 0, 0, 0x50, 0, 0, 0, 0, 1, 0, 2, 0, 3 };
+    assert_int_equal(annex[0], 0x44);
+    assert_memory_equal(annex + 32, place, sizeof place);
+}
+
+/* The first records of a chain say what it belongs to, in as many pages as that takes. */
+static void names_come_back_where_a_chain_begins(void **unused)
+{
+    (void)unused;
+    static char text[FIRNI_RECORD_TEXT_BYTES_MAX];
+    memset(text, 'x', sizeof text);
+    static const uint32_t sizes[][2] = { { 0, 0 }, { 1, 0 }, { 0, 1 }, { 255, 3000 }, { 255, sizeof text } };
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        firni_section sections[N_SECTIONS];
+        firni_record record, found;
+        static uint8_t bytes[65536];
+        make_record(&record, sections, FIRNI_RECORD_BLOCK, 64);
+        const uint32_t header_bytes = firni_record_header_bytes(N_SECTIONS, sizes[i][0] + sizes[i][1]);
+        for (uint32_t s = 0; s < N_SECTIONS; s++) {
+            sections[s].offset += header_bytes - record.header_bytes;
+        }
+        record.record_bytes += header_bytes - record.header_bytes;
+        record.header_bytes = header_bytes;
+        record.first_token = 0;
+        record.ns_name = text;
+        record.text = text;
+        record.n_ns = sizes[i][0];
+        record.n_text = sizes[i][1];
+        firni_record_encode(&record, bytes);
+        assert_ok(decode(bytes, sizeof bytes, &found));
+        assert_int_equal(found.header_bytes, header_bytes);
+        assert_int_equal(found.n_ns, sizes[i][0]);
+        assert_int_equal(found.n_text, sizes[i][1]);
+        assert_memory_equal(found.ns_name, text, found.n_ns);
+        assert_memory_equal(found.text, text, found.n_text);
+        /* Anywhere else, larger than it is, or with a NUL: no header. */
+        uint8_t *annex = bytes + 448 + 64 * N_SECTIONS;
+        if (record.n_ns > 0) {
+            annex[64] = 0;
+            reseal(bytes, header_bytes);
+            assert_status(decode(bytes, sizeof bytes, &found), FIRN_ERR_CORRUPT);
+        }
+        firni_record_encode(&record, bytes);
+        firni_put_u32(annex + 56, 65536);
+        reseal(bytes, header_bytes);
+        assert_status(decode(bytes, sizeof bytes, &found), FIRN_ERR_CORRUPT);
+        firni_record_encode(&record, bytes);
+        firni_put_u32(bytes + 56, 64);
+        reseal(bytes, header_bytes);
+        assert_status(decode(bytes, sizeof bytes, &found), i == 0 ? FIRN_OK : FIRN_ERR_CORRUPT);
+    }
 }
 
 /* Blocks of a model without token blocks are headers alone; nothing else may be empty, and nothing follows them. */
@@ -264,7 +328,7 @@ static void attachments_round_trip_and_their_limits_hold(void **unused)
     firni_section sections[FIRNI_ATTACHMENT_SECTIONS_MAX];
     uint32_t header_bytes;
     uint64_t record_bytes;
-    const uint32_t n_sections = firni_attachments_layout(attachments, 2, sections, &header_bytes, &record_bytes);
+    const uint32_t n_sections = firni_attachments_layout(attachments, 2, 0, sections, &header_bytes, &record_bytes);
     assert_int_equal(n_sections, 4);
     assert_int_equal(record_bytes, header_bytes + 4 * 4096);
     uint8_t *payload = malloc(record_bytes - header_bytes);
@@ -315,6 +379,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(headers_come_back_as_they_were),
         cmocka_unit_test(the_bytes_of_a_header_are_those_of_the_format),
+        cmocka_unit_test(names_come_back_where_a_chain_begins),
         cmocka_unit_test(only_records_of_tokens_may_be_headers_alone),
         cmocka_unit_test(kinds_do_not_pass_for_each_other),
         cmocka_unit_test(any_flipped_bit_of_a_header_is_noticed),

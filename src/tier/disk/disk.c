@@ -151,6 +151,8 @@ static bool try_attach(firni_disk *disk)
         disk->retry_at_ns = firni_now_ns(disk->env) + disk->retry_pause_ns;
         if (status == FIRN_ERR_BUSY) {
             disk->stats.state = FIRN_REASON_READ_ONLY; /* another process was faster */
+        } else if (status == FIRN_ERR_CORRUPT) {
+            disk->stats.state = FIRN_REASON_CORRUPT; /* the index: until it has been made anew */
         } else if (err.os_error != 0) {
             disk->stats.state = firni_disk_reason_of(err.os_error);
         }

@@ -96,6 +96,7 @@ static void describe_chain(firni_store_job *job)
     const firn_store_input *input = job->input;
     const firni_plan *plan = &job->disk->plan;
     firn_tier_handle *handle = job->handle;
+    job->origin = firni_disk_origin(job->disk, input->ns);
     for (uint32_t i = 0; i < job->n_blocks; i++) {
         firni_entry *entry = &handle->entries[i];
         const uint32_t first = i * FIRN_BLOCK_TOKENS;
@@ -160,7 +161,8 @@ static void add_pending(firni_store_job *job, const firni_key *key, const firni_
                                 .parent = firni_key_parent(key),
                                 .replaces = old != NULL };
     pending->entry.created_wall_ns = firni_wall_ns(job->disk->env);
-    job->n_pending_bytes += form->record_bytes;
+    job->n_pending_bytes +=
+        form->record_bytes + firni_form_names_bytes(form, firni_origin_names(&job->origin, entry->first_token));
 }
 
 /* Whether an entry that is there serves in the place of one that would be written: it has all that one has. */

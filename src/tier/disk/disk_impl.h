@@ -13,6 +13,7 @@
  *      index_keep.c    LMDB: what is kept by name                                disk_named.c    objects by key
  *      disk_inspect.c  visit and verify                                          disk_store.c    what is new -> named
  *      disk_check.c    the books, audited                                        disk_write.c    records -> files
+ *      fsck.c          a new index from segments alone            fsck_scan.c     segments -> the records in them
  *      disk_worker.c   the threads of asynchronous restores                      disk_evict.c    room, expiry, upkeep
  *      disk_layers.c   records -> blocks, layer by layer
  *
@@ -89,7 +90,9 @@ typedef struct firni_segments {
 
 void firni_segments_init(firni_segments *segments, const firn_env *env, const char *dir, bool read_only, bool buffered);
 void firni_segments_deinit(firni_segments *segments); /* no users left */
-/* Makes the table know an existing file. end: what the index says; bytes beyond it are punched by the writer. */
+#define FIRNI_SEGMENT_WHOLE UINT64_MAX
+/* Makes the table know an existing file. end: what the index says; bytes beyond it are punched by the writer. WHOLE: all
+ * of the file, nothing is punched. */
 firni_code firni_segments_adopt(firni_segments *segments, uint32_t id, uint64_t end);
 /* Creates an empty segment file, durable in its directory. */
 firni_code firni_segments_create(firni_segments *segments, uint32_t id);
@@ -105,6 +108,7 @@ firni_code firni_segment_unlink(firni_segments *segments, uint32_t id);
 uint64_t firni_segment_end(firni_segments *segments, uint32_t id); /* 0 when there is none */
 uint64_t firni_segments_physical_bytes(firni_segments *segments);
 uint32_t firni_segments_count(firni_segments *segments);
+uint32_t firni_segment_next(firni_segments *segments, uint32_t after); /* the lowest number above; 0: none */
 void firni_segments_measure(firni_segments *segments); /* asks for each file again */
 /* Syncs whatever was written without one, by this process or by those before it. */
 firni_code firni_segments_sync_all(firni_segments *segments);
@@ -157,10 +161,20 @@ typedef struct firni_segment_info {
     uint64_t end, n_records, live_bytes;
 } firni_segment_info;
 
-firn_status firni_index_open(firni_index *index, const char *dir, bool read_only, uint64_t budget_bytes,
+typedef enum firni_index_use {
+    FIRNI_INDEX_READ,    /* by another process than the writer */
+    FIRNI_INDEX_WRITE,   /* it is there */
+    FIRNI_INDEX_NEW,     /* it may have to be made: nothing is stored yet */
+    FIRNI_INDEX_REBUILD  /* empty, and not complete before firni_index_complete is committed */
+} firni_index_use;
+
+/* Errors: CORRUPT (damaged, incomplete or of another version: the message names the command that helps), IO. */
+firn_status firni_index_open(firni_index *index, const char *dir, firni_index_use use, uint64_t budget_bytes,
                              firn_error *err);
 /* Whether the index is a file that was never finished: a power failure while it was made. */
 bool firni_index_is_torn(const char *dir);
+/* With this transaction an index that is being rebuilt becomes one. */
+firni_code firni_index_complete(const firni_index *index, MDB_txn *txn);
 void firni_index_close(firni_index *index);
 firni_code firni_index_begin(const firni_index *index, bool read_only, MDB_txn **out);
 uint64_t firni_index_physical_bytes(const firni_index *index, const firn_env *env, const char *dir);
@@ -303,12 +317,15 @@ typedef struct firni_volume_options {
     const char *dir;
     bool create, read_only, buffered;
     bool sync_always;            /* each commit of the index survives a power failure */
+    bool without_index;          /* for a rebuild: the index is neither opened nor touched, no segment is changed */
     uint64_t budget_bytes;
 } firni_volume_options;
 
 firn_status firni_volume_open(const firni_volume_options *options, const firn_env *env, firni_volume **out,
                               uint64_t *last_stamp, firn_error *err);
 void firni_volume_close(firni_volume *volume); /* accepts NULL */
+/* After opening without an index: removes what is left of the old one and opens an empty one. */
+firn_status firni_volume_new_index(firni_volume *volume, uint64_t budget_bytes, firn_error *err);
 /* Whether the directory still is the one that was attached: 0, ENOENT, or another errno. */
 firni_code firni_volume_check(const firni_volume *volume, bool by_path);
 uint64_t firni_volume_physical_bytes(firni_volume *volume);
@@ -578,13 +595,25 @@ firni_code firni_object_plan(const firni_disk *disk, const firni_volume *volume,
                              const firn_tier_handle *handle, uint32_t n_tokens, firni_pending *out);
 firni_key firni_object_key(const firn_tier_handle *handle, uint32_t level, uint32_t n_tokens);
 
+/* What the records of one store belong to: said once in each chain, by the records at token 0. */
+typedef struct firni_origin {
+    firn_digest ns;
+    const char *ns_name;
+    uint32_t n_ns, n_text; /* of the schema's identity text */
+} firni_origin;
+
+firni_origin firni_disk_origin(const firni_disk *disk, const char *ns);
+/* Bytes of names in the header of a record that begins at this token. */
+uint32_t firni_origin_names(const firni_origin *origin, uint32_t first_token);
+
 /* writer held, all that follow. Writes records of every kind but objects from the memory of the rows' blocks; fills in
  * places. What was attempted has a place with n_bytes > 0, also on failure. */
 firni_code firni_disk_write_blocks(firni_disk *disk, firni_volume *volume, firni_pending *pending, uint32_t n_pending,
-                                   const firn_row_view *views, const firn_digest *ns);
+                                   const firn_row_view *views, const firni_origin *origin);
 /* Writes the object record of these attachments. */
 firni_code firni_disk_write_object(firni_disk *disk, firni_volume *volume, firni_pending *pending,
-                                   const firn_attachment *attachments, uint32_t n_attachments, const firn_digest *ns);
+                                   const firn_attachment *attachments, uint32_t n_attachments,
+                                   const firni_origin *origin);
 /* Syncs the segments that hold these records, when the durability asks for it. */
 firni_code firni_disk_sync_written(firni_disk *disk, firni_volume *volume, const firni_pending *pending,
                                    uint32_t n_pending);

@@ -50,7 +50,8 @@ bool firni_disk_header_fits(const firni_disk *disk, const firni_record *record, 
     const firn_digest parent = firni_key_parent(key);
     const uint32_t n_tokens = firni_key_tokens(key, tokens);
     return record->kind == entry->kind && record->first_token == entry->first_token && record->n_tokens == n_tokens &&
-           record->n_tokens == entry->n_tokens && firni_digest_equal(&record->digest, &entry->digest) &&
+           record->n_tokens == entry->n_tokens && record->segment == entry->place.segment &&
+           record->offset == entry->place.offset && record->record_bytes == entry->place.n_bytes && firni_digest_equal(&record->digest, &entry->digest) &&
            firni_digest_equal(&record->parent, &parent) && firni_digest_equal(&record->ns, ns) &&
            firni_digest_equal(&record->identity, &disk->options.schema->identity) &&
            (n_tokens == 0 || memcmp(record->tokens, tokens, n_tokens * sizeof tokens[0]) == 0);
@@ -67,7 +68,7 @@ static void fill_iov(const firni_restore_job *job, uint32_t i)
 {
     const firni_restore_part *part = &job->parts[i];
     struct iovec *iov = job->iov + part->first_iov;
-    iov[0] = (struct iovec){ .iov_base = part_header(job, i), .iov_len = part->form->header_bytes };
+    iov[0] = (struct iovec){ .iov_base = part_header(job, i), .iov_len = part->header_bytes };
     for (uint32_t k = 0; k < part->n_images; k++) {
         iov[1 + k] = (struct iovec){ .iov_base = firn_block_data(*firni_restore_slot(job, i, k)),
                                      .iov_len = part->form->images[k].n_bytes };
@@ -97,9 +98,8 @@ static void plan_reads(firni_restore_job *job)
             continue;
         }
         fill_iov(job, i);
-        if (part->entry->place.n_bytes != part->form->record_bytes) {
-            part->code = FIRNI_CODE_CORRUPT;
-            continue;
+        if (part->code != 0) {
+            continue; /* of a size that no record of its form has */
         }
         if (job->n_reads > 0) {
             firni_restore_span *covered = &job->spans[job->n_reads - 1];
@@ -156,7 +156,7 @@ static bool verify_part(firni_restore_job *job, uint32_t i)
     const firni_restore_part *part = &job->parts[i];
     const firni_plan_form *form = part->form;
     firni_record record;
-    if (firni_record_decode(part_header(job, i), form->header_bytes, form->record_bytes, job->sections,
+    if (firni_record_decode(part_header(job, i), part->header_bytes, part->entry->place.n_bytes, job->sections,
                             form->n_sections, &record, NULL) != FIRN_OK ||
         !firni_restore_header_fits(job, i, &record)) {
         return false;

@@ -21,6 +21,7 @@
  * kernel may write into the blocks, so nothing is released before.
  */
 #include <assert.h>
+#include <errno.h>
 #include <string.h>
 
 #include "array/array_impl.h"
@@ -102,11 +103,15 @@ static size_t choose_parts(firni_restore_job *job)
             part->n_images = plan->checkpoint.n_images;
         }
         part->is_held = is_held(job, i);
-        part->n_bytes = part->is_held ? 0 : firni_form_bytes(part->form, part->n_images);
+        const uint32_t surplus = firni_form_surplus(part->form, part->entry->place.n_bytes);
+        part->code = surplus == UINT32_MAX ? FIRNI_CODE_CORRUPT : 0;
+        part->header_bytes = part->form->header_bytes + (part->code == 0 ? surplus : 0);
+        part->n_bytes = firni_form_bytes(part->form, part->n_images) + part->header_bytes - part->form->header_bytes;
+        part->n_bytes = part->is_held ? 0 : part->n_bytes;
         part->first_iov = (uint32_t)n_iov;
         n_iov += part->is_held ? 0 : 1 + part->n_images;
         job->n_bytes += part->n_bytes;
-        job->header_bytes = part->form->header_bytes > job->header_bytes ? part->form->header_bytes : job->header_bytes;
+        job->header_bytes = part->header_bytes > job->header_bytes ? part->header_bytes : job->header_bytes;
     }
     return n_iov;
 }

@@ -48,11 +48,10 @@ static void give_up_written(firni_store_job *job)
 static firni_code write_records(firni_store_job *job)
 {
     firni_code code =
-        firni_disk_write_blocks(job->disk, job->volume, job->pending, job->n_pending, job->views,
-                                &job->handle->nss[0]);
+        firni_disk_write_blocks(job->disk, job->volume, job->pending, job->n_pending, job->views, &job->origin);
     if (code == 0 && job->has_object) {
         code = firni_disk_write_object(job->disk, job->volume, &job->pending[job->n_pending], job->input->attachments,
-                                       job->input->n_attachments, &job->handle->nss[0]);
+                                       job->input->n_attachments, &job->origin);
     }
     return code == 0 ? firni_disk_sync_written(job->disk, job->volume, job->pending, n_all(job)) : code;
 }

@@ -36,11 +36,29 @@ static firni_code choose_segment(const firni_disk *disk, firni_volume *volume, u
     return code;
 }
 
-/* The header of a pending record; its place has its size already. */
-static void encode_header(const firni_disk *disk, const firni_pending *pending, const firn_digest *ns,
+firni_origin firni_disk_origin(const firni_disk *disk, const char *ns)
+{
+    const char *text = disk->options.schema->identity_text;
+    const size_t n_text = text != NULL ? strlen(text) : 0;
+    return (firni_origin){
+        .ns = firni_namespace_digest(ns),
+        .ns_name = ns != NULL ? ns : "",
+        .n_ns = ns != NULL ? (uint32_t)strlen(ns) : 0,
+        .n_text = n_text < FIRNI_RECORD_TEXT_BYTES_MAX ? (uint32_t)n_text : FIRNI_RECORD_TEXT_BYTES_MAX,
+    };
+}
+
+uint32_t firni_origin_names(const firni_origin *origin, uint32_t first_token)
+{
+    return first_token == 0 ? origin->n_ns + origin->n_text : 0;
+}
+
+/* The header of a pending record; its place is complete. */
+static void encode_header(const firni_disk *disk, const firni_pending *pending, const firni_origin *origin,
                           uint32_t header_bytes, firni_section *sections, uint32_t n_sections, uint8_t *out)
 {
     const firni_entry *entry = &pending->entry;
+    const bool has_names = entry->first_token == 0;
     firni_record record = {
         .kind = entry->kind,
         .header_bytes = header_bytes,
@@ -49,14 +67,31 @@ static void encode_header(const firni_disk *disk, const firni_pending *pending, 
         .first_token = entry->first_token,
         .n_tokens = entry->n_tokens,
         .identity = disk->options.schema->identity,
-        .ns = *ns,
+        .ns = origin->ns,
         .parent = pending->parent,
         .digest = entry->digest,
+        .root = entry->root,
+        .segment = entry->place.segment,
+        .offset = entry->place.offset,
+        .reusable_from = entry->reusable_from,
+        .n_full = entry->n_full,
+        .n_window = entry->n_window,
+        .n_fixed = entry->n_fixed,
+        .ns_name = origin->ns_name,
+        .text = disk->options.schema->identity_text,
+        .n_ns = has_names ? origin->n_ns : 0,
+        .n_text = has_names ? origin->n_text : 0,
         .sections = sections,
         .n_sections = n_sections,
     };
     memcpy(record.tokens, pending->tokens, entry->n_tokens * sizeof record.tokens[0]);
     firni_record_encode(&record, out);
+}
+
+/* What the names add to the record's header. */
+static uint32_t record_surplus(const firni_pending *pending, const firni_origin *origin)
+{
+    return firni_form_names_bytes(pending->form, firni_origin_names(origin, pending->entry.first_token));
 }
 
 /* Scratch of write_blocks. */
@@ -79,18 +114,30 @@ static const firn_block *image_block(const firni_pending *pending, const firni_p
     return view->blocks[block - view->first_block];
 }
 
-/* One vectored append of n records. Checksums are taken right before the write, from the bytes that are written. */
+/* A record's section table, with the header's names counted in and without checksums. */
+static void shift_sections(const firni_plan_form *form, uint32_t n_bytes, firni_section *sections)
+{
+    memcpy(sections, form->sections, form->n_sections * sizeof form->sections[0]);
+    for (uint32_t i = 0; i < form->n_sections; i++) {
+        sections[i].offset += n_bytes;
+    }
+}
+
+/* One vectored append of n records. Checksums are taken right before the write, from the bytes that are written; each
+ * header says where its record lies, which is where the segment ends: nobody else appends. */
 static firni_code write_batch(firni_disk *disk, firni_volume *volume, const block_writer *writer,
                               firni_pending *pending, uint32_t n_pending, const firn_row_view *views,
-                              const firn_digest *ns)
+                              const firni_origin *origin)
 {
     uint32_t n_iov = 0;
     uint64_t n_bytes = 0, offset = 0;
+    const uint64_t begin = firni_segment_end(&volume->segments, volume->segment_id);
     for (uint32_t i = 0; i < n_pending; i++) {
         const firni_plan_form *form = pending[i].form;
         uint8_t *header = writer->headers + i * writer->header_bytes;
-        writer->iov[n_iov++] = (struct iovec){ .iov_base = header, .iov_len = form->header_bytes };
-        memcpy(writer->sections, form->sections, form->n_sections * sizeof form->sections[0]);
+        const uint32_t surplus = record_surplus(&pending[i], origin);
+        writer->iov[n_iov++] = (struct iovec){ .iov_base = header, .iov_len = form->header_bytes + surplus };
+        shift_sections(form, surplus, writer->sections);
         for (uint32_t k = 0; k < form->n_images; k++) {
             const firn_block *block = image_block(&pending[i], &form->images[k], views);
             assert(firn_block_bytes(block) == form->images[k].n_bytes);
@@ -98,23 +145,23 @@ static firni_code write_batch(firni_disk *disk, firni_volume *volume, const bloc
             writer->iov[n_iov++] =
                 (struct iovec){ .iov_base = firn_block_data(block), .iov_len = form->images[k].n_bytes };
         }
-        pending[i].entry.place.n_bytes = form->record_bytes;
-        encode_header(disk, &pending[i], ns, form->header_bytes, writer->sections, form->n_sections, header);
-        n_bytes += form->record_bytes;
+        pending[i].entry.place = (firni_place){ .segment = volume->segment_id,
+                                                .offset = begin + n_bytes,
+                                                .n_bytes = form->record_bytes + surplus };
+        encode_header(disk, &pending[i], origin, form->header_bytes + surplus, writer->sections, form->n_sections,
+                      header);
+        n_bytes += form->record_bytes + surplus;
     }
     const firni_code code =
         firni_segment_append(&volume->segments, volume->segment_id, writer->iov, n_iov, n_bytes, &offset);
-    for (uint32_t i = 0; i < n_pending; i++) {
-        pending[i].entry.place.segment = volume->segment_id;
-        pending[i].entry.place.offset = offset;
-        offset += pending[i].entry.place.n_bytes;
-    }
+    assert(offset == begin);
     return code;
 }
 
 /* Records that one call may carry: bounded in number, parts, bytes, and by the room in the segment. At least one: a
  * record larger than a segment has a segment to itself. */
-static uint32_t batch_size(const firni_disk *disk, firni_volume *volume, const firni_pending *pending, uint32_t n_left)
+static uint32_t batch_size(const firni_disk *disk, firni_volume *volume, const firni_pending *pending, uint32_t n_left,
+                           const firni_origin *origin)
 {
     const uint64_t end = firni_segment_end(&volume->segments, volume->segment_id);
     const uint64_t room = end < disk->options.segment_bytes ? disk->options.segment_bytes - end : 0;
@@ -123,7 +170,7 @@ static uint32_t batch_size(const firni_disk *disk, firni_volume *volume, const f
     uint32_t n = 0, n_parts = 0;
     while (n < n_left && n < BATCH_RECORDS_MAX) {
         const firni_plan_form *form = pending[n].form;
-        n_bytes += form->record_bytes;
+        n_bytes += form->record_bytes + record_surplus(&pending[n], origin);
         n_parts += 1 + form->n_images;
         if (n > 0 && (n_bytes > n_bytes_max || n_parts > FIRNI_IOV_MAX)) {
             break;
@@ -134,7 +181,7 @@ static uint32_t batch_size(const firni_disk *disk, firni_volume *volume, const f
 }
 
 firni_code firni_disk_write_blocks(firni_disk *disk, firni_volume *volume, firni_pending *pending, uint32_t n_pending,
-                                   const firn_row_view *views, const firn_digest *ns)
+                                   const firn_row_view *views, const firni_origin *origin)
 {
     const uint32_t n_scratch = n_pending < BATCH_RECORDS_MAX ? n_pending : BATCH_RECORDS_MAX;
     if (n_pending == 0) {
@@ -142,7 +189,7 @@ firni_code firni_disk_write_blocks(firni_disk *disk, firni_volume *volume, firni
     }
     const firni_plan_form *whole = &disk->plan.blocks[disk->plan.n_kinds], *checkpoint = &disk->plan.checkpoint;
     const uint32_t n_sections = whole->n_sections > checkpoint->n_sections ? whole->n_sections : checkpoint->n_sections;
-    const size_t header_bytes = firni_record_header_bytes(n_sections);
+    const size_t header_bytes = firni_record_header_bytes(n_sections, firni_origin_names(origin, 0));
     const block_writer writer = {
         .headers = firni_alloc_aligned(disk->env, n_scratch * header_bytes, FIRNI_RECORD_ALIGN),
         .header_bytes = header_bytes,
@@ -151,10 +198,10 @@ firni_code firni_disk_write_blocks(firni_disk *disk, firni_volume *volume, firni
     };
     firni_code code = writer.headers == NULL || writer.sections == NULL || writer.iov == NULL ? ENOMEM : 0;
     for (uint32_t i = 0; i < n_pending && code == 0;) {
-        code = choose_segment(disk, volume, pending[i].form->record_bytes);
+        code = choose_segment(disk, volume, pending[i].form->record_bytes + record_surplus(&pending[i], origin));
         if (code == 0) {
-            const uint32_t n = batch_size(disk, volume, pending + i, n_pending - i);
-            code = write_batch(disk, volume, &writer, pending + i, n, views, ns);
+            const uint32_t n = batch_size(disk, volume, pending + i, n_pending - i, origin);
+            code = write_batch(disk, volume, &writer, pending + i, n, views, origin);
             i += n;
         }
     }
@@ -165,7 +212,8 @@ firni_code firni_disk_write_blocks(firni_disk *disk, firni_volume *volume, firni
 }
 
 firni_code firni_disk_write_object(firni_disk *disk, firni_volume *volume, firni_pending *pending,
-                                   const firn_attachment *attachments, uint32_t n_attachments, const firn_digest *ns)
+                                   const firn_attachment *attachments, uint32_t n_attachments,
+                                   const firni_origin *origin)
 {
     uint32_t header_bytes = 0;
     uint64_t record_bytes = 0;
@@ -173,15 +221,18 @@ firni_code firni_disk_write_object(firni_disk *disk, firni_volume *volume, firni
     if (sections == NULL) {
         return ENOMEM;
     }
+    const uint32_t n_names = firni_origin_names(origin, pending->entry.first_token);
     const uint32_t n_sections =
-        firni_attachments_layout(attachments, n_attachments, sections, &header_bytes, &record_bytes);
+        firni_attachments_layout(attachments, n_attachments, n_names, sections, &header_bytes, &record_bytes);
     uint8_t *bytes = firni_alloc_aligned(disk->env, (size_t)record_bytes, FIRNI_RECORD_ALIGN);
     firni_code code = bytes == NULL ? ENOMEM : choose_segment(disk, volume, record_bytes);
     if (code == 0) {
         firni_attachments_encode(attachments, n_attachments, header_bytes, record_bytes, sections,
                                  bytes + header_bytes);
-        pending->entry.place = (firni_place){ .segment = volume->segment_id, .n_bytes = record_bytes };
-        encode_header(disk, pending, ns, header_bytes, sections, n_sections, bytes);
+        pending->entry.place = (firni_place){ .segment = volume->segment_id,
+                                              .offset = firni_segment_end(&volume->segments, volume->segment_id),
+                                              .n_bytes = record_bytes };
+        encode_header(disk, pending, origin, header_bytes, sections, n_sections, bytes);
         const struct iovec iov = { .iov_base = bytes, .iov_len = (size_t)record_bytes };
         code = firni_segment_append(&volume->segments, volume->segment_id, &iov, 1, record_bytes,
                                     &pending->entry.place.offset);

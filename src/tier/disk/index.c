@@ -68,8 +68,22 @@ static firni_code open_tables(firni_index *index, bool read_only)
     return mdb_txn_commit(txn);
 }
 
-/* Writes the version into a new index, or compares it. */
-static firni_code check_version(const firni_index *index, bool read_only, uint32_t *found)
+static firni_code put_version(const firni_index *index, MDB_txn *txn)
+{
+    uint8_t bytes[4];
+    firni_put_u32(bytes, FIRNI_DISK_INDEX_VERSION);
+    MDB_val key = val_of(version_key, sizeof version_key - 1), value = val_of(bytes, sizeof bytes);
+    return mdb_put(txn, index->meta, &key, &value, 0);
+}
+
+firni_code firni_index_complete(const firni_index *index, MDB_txn *txn)
+{
+    return put_version(index, txn);
+}
+
+/* Writes the version into a new index, or compares it. An index without one is not complete: it is either new, or was
+ * being rebuilt when the process ended. */
+static firni_code check_version(const firni_index *index, bool read_only, bool may_be_new, uint32_t *found)
 {
     MDB_txn *txn = NULL;
     firni_code code = firni_index_begin(index, read_only, &txn);
@@ -81,12 +95,9 @@ static firni_code check_version(const firni_index *index, bool read_only, uint32
     if (code == 0) {
         *found = value.mv_size == 4 ? firni_get_u32(value.mv_data) : 0;
     }
-    if (!read_only && (code == MDB_NOTFOUND || (code == 0 && *found >= VERSION_OLDEST &&
-                                                *found < FIRNI_DISK_INDEX_VERSION))) {
-        uint8_t bytes[4];
-        firni_put_u32(bytes, FIRNI_DISK_INDEX_VERSION);
-        value = val_of(bytes, sizeof bytes);
-        code = mdb_put(txn, index->meta, &key, &value, 0);
+    if (!read_only && ((code == MDB_NOTFOUND && may_be_new) ||
+                       (code == 0 && *found >= VERSION_OLDEST && *found < FIRNI_DISK_INDEX_VERSION))) {
+        code = put_version(index, txn);
         *found = FIRNI_DISK_INDEX_VERSION;
     }
     if (code != 0 || read_only) {
@@ -105,22 +116,21 @@ static uint64_t map_bytes(uint64_t budget_bytes)
 }
 
 /* LMDB's codes are positive when they are the system's. */
-static firn_status fail_open(firni_code code, const char *path, firn_error *err)
+static firn_status fail_open(firni_code code, const char *path, const char *dir, firn_error *err)
 {
-    if (code == MDB_VERSION_MISMATCH || code == MDB_INVALID) {
-        return firni_fail(err, FIRN_ERR_FORMAT, "%s is not an index of this version: %s", path, mdb_strerror(code));
-    }
-    if (code > 0) {
+    if (code > 0 && code != ENOENT) {
         return firni_fail_os(err, code, "cannot open the index %s; check its owner, its mode and the file system",
                              path);
     }
-    return firni_fail(err, FIRN_ERR_IO, "cannot open the index %s: %s; move the directory away to start anew", path,
-                      mdb_strerror(code));
+    const bool is_incomplete = code == MDB_NOTFOUND || code == ENOENT;
+    return firni_fail(err, FIRN_ERR_CORRUPT, "the index %s is damaged (%s); `firn cache fsck --cache-dir %s` makes it anew",
+                      path, is_incomplete ? "it is not complete" : mdb_strerror(code), dir);
 }
 
-firn_status firni_index_open(firni_index *index, const char *dir, bool read_only, uint64_t budget_bytes,
+firn_status firni_index_open(firni_index *index, const char *dir, firni_index_use use, uint64_t budget_bytes,
                              firn_error *err)
 {
+    const bool read_only = use == FIRNI_INDEX_READ;
     *index = (firni_index){ .env = NULL };
     char path[FIRNI_DISK_PATH_MAX];
     (void)snprintf(path, sizeof path, "%s/index", dir);
@@ -144,18 +154,19 @@ firn_status firni_index_open(firni_index *index, const char *dir, bool read_only
     if (code == 0) {
         code = open_tables(index, read_only);
     }
-    uint32_t version = 0;
-    if (code == 0) {
-        code = check_version(index, read_only, &version);
+    uint32_t version = FIRNI_DISK_INDEX_VERSION;
+    if (code == 0 && use != FIRNI_INDEX_REBUILD) {
+        code = check_version(index, read_only, use == FIRNI_INDEX_NEW, &version);
     }
     if (code != 0) {
         firni_index_close(index);
-        return fail_open(code, path, err);
+        return fail_open(code, path, dir, err);
     }
     if (version != FIRNI_DISK_INDEX_VERSION) {
         firni_index_close(index);
-        return firni_fail(err, FIRN_ERR_FORMAT, "%s has version %u; this build reads version %u", path, version,
-                          FIRNI_DISK_INDEX_VERSION);
+        return firni_fail(err, FIRN_ERR_CORRUPT,
+                          "%s has version %u, this build reads version %u; `firn cache fsck --cache-dir %s` makes it anew",
+                          path, version, FIRNI_DISK_INDEX_VERSION, dir);
     }
     return FIRN_OK;
 }

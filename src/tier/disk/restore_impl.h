@@ -17,6 +17,7 @@ typedef struct firni_restore_part {
     const firni_entry *entry;
     const firni_plan_form *form;
     uint32_t n_images;
+    uint32_t header_bytes; /* with the names of the first record */
     uint64_t n_bytes;   /* from the record's start */
     uint32_t first_iov; /* 1 + n_images of them */
     firni_code code;    /* what is wrong with it */

@@ -250,6 +250,7 @@ firni_code firni_segments_adopt(firni_segments *segments, uint32_t id, uint64_t 
     }
     firn_io_stat stat;
     code = -io->stat(io->ctx, fd, &stat);
+    end = code == 0 && end == FIRNI_SEGMENT_WHOLE ? stat.size_bytes : end;
     if (code == 0 && stat.size_bytes > end && !segments->read_only) {
         /* Written, but never named by the index: the process died in between. The bytes go, the range stays used. */
         const int punched = io->punch(io->ctx, fd, end, stat.size_bytes - end);
@@ -431,15 +432,21 @@ uint32_t firni_segments_count(firni_segments *segments)
     return n;
 }
 
+uint32_t firni_segment_next(firni_segments *segments, uint32_t after)
+{
+    pthread_mutex_lock(&segments->mutex);
+    const uint32_t at = lower_bound(segments, after + 1);
+    const uint32_t id = at < segments->n ? segments->list[at].id : 0;
+    pthread_mutex_unlock(&segments->mutex);
+    return id;
+}
+
 void firni_segments_measure(firni_segments *segments)
 {
     const firn_io *io = firni_io(segments->env);
     uint32_t id = 0;
     for (;;) {
-        pthread_mutex_lock(&segments->mutex);
-        const uint32_t at = lower_bound(segments, id + 1);
-        id = at < segments->n ? segments->list[at].id : 0;
-        pthread_mutex_unlock(&segments->mutex);
+        id = firni_segment_next(segments, id);
         if (id == 0) {
             return;
         }

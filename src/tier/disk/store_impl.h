@@ -15,6 +15,7 @@ typedef struct firni_store_job {
     uint32_t n_blocks;        /* of the prefix, a partial one included */
     uint32_t *first_window;   /* per kind of window layers: the first block that all their rows still hold */
     uint32_t reusable_from;   /* the largest over the rows */
+    firni_origin origin;
     firn_tier_handle *handle; /* the chain: entries that exist, and those that will */
     firni_key *touched;       /* key of the existing entry that serves block i; n_bytes 0: a new one does */
     bool touches_checkpoint;  /* the checkpoint is there already */

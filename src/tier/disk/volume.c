@@ -8,7 +8,7 @@
  *   1. list the directory: without our marker it must hold nothing foreign;
  *   2. open firn.lock, lock it, and write or compare the marker;
  *   3. open the index, and sync it: what follows is done to files that a commit no longer names, which no power failure
- *      may undo any more;
+ *      may undo any more; without an index, but with segments, refuse and name the command that makes it anew;
  *   4. for each segment file: unknown to the index -> unlink; longer than the index says -> punch the surplus;
  *   5. punch the holes that the log still names.
  * None of it depends on the number of records.
@@ -221,6 +221,21 @@ static firn_status recover(firni_volume *volume, const listing *list, uint64_t *
     return status;
 }
 
+/* Every segment as long as its file is: without an index nothing says what of it was named. */
+static firn_status adopt_segments(firni_volume *volume, const listing *list, firn_error *err)
+{
+    volume->next_segment = 1;
+    for (uint32_t i = 0; i < list->n_segments; i++) {
+        const uint32_t id = list->segments[i];
+        const firni_code code = firni_segments_adopt(&volume->segments, id, FIRNI_SEGMENT_WHOLE);
+        if (code != 0) {
+            return firni_fail_os(err, code, "cannot open segment %" PRIu32 " in %s", id, volume->dir);
+        }
+        volume->next_segment = id >= volume->next_segment ? id + 1 : volume->next_segment;
+    }
+    return FIRN_OK;
+}
+
 /* ---- life -------------------------------------------------------------------------------------------------------- */
 
 static firn_status make_directory(const firni_volume_options *options, const firn_env *env, firn_error *err)
@@ -320,6 +335,66 @@ static firn_status make_private(const firni_volume *volume, firn_error *err)
     return code == 0 ? FIRN_OK : firni_fail_os(err, -code, "cannot prepare %s; check its owner, mode and room", path);
 }
 
+static void index_path(const firni_volume *volume, const char *name, char path[FIRNI_DISK_PATH_MAX])
+{
+    (void)snprintf(path, FIRNI_DISK_PATH_MAX, "%s/index/%s", volume->dir, name);
+}
+
+/* Segments without an index are a loss that can be made good; an index made anew would call them unnamed, and the
+ * recovery would remove them. */
+static firn_status open_index(firni_volume *volume, const firni_volume_options *options, const listing *list,
+                              firn_error *err)
+{
+    const firn_io *io = firni_io(volume->env);
+    char path[FIRNI_DISK_PATH_MAX];
+    firn_io_stat stat;
+    index_path(volume, "data.mdb", path);
+    if (list->n_segments > 0 && io->stat_path(io->ctx, path, &stat) == -ENOENT) {
+        return firni_fail(err, FIRN_ERR_CORRUPT,
+                          "the index of %s is missing, but %u segments are there; `firn cache fsck --cache-dir %s` makes "
+                          "it anew", volume->dir, list->n_segments, volume->dir);
+    }
+    const firni_index_use use = options->read_only      ? FIRNI_INDEX_READ
+                                : list->n_segments == 0 ? FIRNI_INDEX_NEW
+                                                        : FIRNI_INDEX_WRITE;
+    return firni_index_open(&volume->index, options->dir, use, options->budget_bytes, err);
+}
+
+/* Steps 3 to 5. */
+static firn_status attach_index(firni_volume *volume, const firni_volume_options *options, const listing *list,
+                                uint64_t *last_stamp, firn_error *err)
+{
+    firn_status status = options->read_only ? FIRN_OK : drop_torn_index(volume, list, err);
+    if (status == FIRN_OK) {
+        status = open_index(volume, options, list, err);
+    }
+    if (status == FIRN_OK && options->sync_always) {
+        (void)mdb_env_set_flags(volume->index.env, MDB_NOMETASYNC, 0);
+    }
+    if (status == FIRN_OK && !options->read_only) {
+        status = settle_index(volume, err);
+    }
+    return status == FIRN_OK ? recover(volume, list, last_stamp, err) : status;
+}
+
+firn_status firni_volume_new_index(firni_volume *volume, uint64_t budget_bytes, firn_error *err)
+{
+    assert(volume->index.env == NULL && !volume->read_only);
+    const firn_io *io = firni_io(volume->env);
+    static const char *const names[] = { "data.mdb", "lock.mdb" };
+    for (unsigned i = 0; i < 2; i++) {
+        char path[FIRNI_DISK_PATH_MAX];
+        index_path(volume, names[i], path);
+        const int code = io->unlink(io->ctx, path);
+        if (code < 0 && code != -ENOENT) {
+            return firni_fail_os(err, -code, "cannot remove %s", path);
+        }
+    }
+    const int code = make_index_lock(volume);
+    return code < 0 ? firni_fail_os(err, -code, "cannot make an index in %s", volume->dir)
+                    : firni_index_open(&volume->index, volume->dir, FIRNI_INDEX_REBUILD, budget_bytes, err);
+}
+
 firn_status firni_volume_open(const firni_volume_options *options, const firn_env *env, firni_volume **out,
                               uint64_t *last_stamp, firn_error *err)
 {
@@ -353,27 +428,19 @@ firn_status firni_volume_open(const firni_volume_options *options, const firn_en
     if (status == FIRN_OK && !options->read_only) {
         status = make_private(volume, err);
     }
-    if (status == FIRN_OK && !options->read_only) {
-        status = drop_torn_index(volume, &list, err);
-    }
-    if (status == FIRN_OK) {
-        status = firni_index_open(&volume->index, options->dir, options->read_only, options->budget_bytes, err);
-    }
-    if (status == FIRN_OK && options->sync_always) {
-        (void)mdb_env_set_flags(volume->index.env, MDB_NOMETASYNC, 0);
-    }
-    if (status == FIRN_OK && !options->read_only) {
-        status = settle_index(volume, err);
-    }
-    if (status == FIRN_OK) {
-        status = recover(volume, &list, last_stamp, err);
+    if (status == FIRN_OK && options->without_index) {
+        status = adopt_segments(volume, &list, err);
+    } else if (status == FIRN_OK) {
+        status = attach_index(volume, options, &list, last_stamp, err);
     }
     firni_free(env, list.segments);
     if (status != FIRN_OK) {
         firni_volume_close(volume);
         return status;
     }
-    firni_volume_measure(volume);
+    if (!options->without_index) {
+        firni_volume_measure(volume);
+    }
     *out = volume;
     return FIRN_OK;
 }
