@@ -26,11 +26,15 @@ typedef enum firn_durability {
     FIRN_DURABILITY_ALWAYS = 2 /* as batch, and the index is synced before store returns */
 } firn_durability;
 
+#define FIRN_DISK_NO_RESERVE UINT64_MAX /* as min_free_bytes: stores may fill the file system */
+
 typedef struct firn_disk_options {
     const char *dir;             /* required; created when missing */
     const firn_schema *schema;   /* NULL: open for inspection only (stat, ls): find and store answer DISABLED */
     firn_pool *pool;             /* restored blocks come from here; required with a schema */
     uint64_t budget_bytes;       /* most physical bytes, index included; 0: 16 GiB; less than 64 MiB is refused */
+    uint64_t min_free_bytes;     /* of the file system, that a store leaves to others: it evicts, or is refused with
+                                  * DISK_FULL, before less is free. 0: a twentieth of the file system, at most 2 GiB */
     uint64_t segment_bytes;      /* a new segment file is started beyond this; 0: 256 MiB */
     firn_durability durability;
     uint64_t ttl_ns;             /* records not used for this long are misses and are evicted first; 0: no limit */
@@ -84,9 +88,9 @@ typedef struct firn_disk_fsck_report {
     uint64_t freed_bytes;           /* given back: of the three above, and what belongs to no record */
 } firn_disk_fsck_report;
 
-/* Makes the index of a store anew from its segments alone: when it is lost, damaged or of another version. Records are as
- * recently used afterwards as they are old. No process may be using the directory. Until the end nothing that is stored is
- * changed, and a run that is interrupted can be repeated. options may be NULL. Errors: BUSY, FORMAT (no store, or
+/* Makes the index of a store anew from its segments alone: when it is lost, damaged or of another version. Afterwards
+ * records count as used when they were written. No process may be using the directory. Nothing that is stored changes
+ * before the end, and a run that is interrupted can be repeated. options may be NULL. Errors: BUSY, FORMAT (no store, or
  * records of another version: nothing was changed), IO, NO_MEMORY. */
 firn_status firn_disk_fsck(const char *dir, const firn_disk_fsck_options *options, const firn_env *env,
                            firn_disk_fsck_report *out, firn_error *err);

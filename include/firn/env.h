@@ -49,6 +49,12 @@ typedef struct firn_io_stat {
     uint64_t n_links;        /* 0: the open file has no name any more */
 } firn_io_stat;
 
+/* The file system that a path is on. */
+typedef struct firn_io_fs {
+    uint64_t size_bytes;
+    uint64_t free_bytes; /* for this user: what is kept for the system's own does not count */
+} firn_io_fs;
+
 /* One vectored read of a batch. */
 typedef struct firn_io_read {
     int fd;
@@ -77,6 +83,7 @@ typedef struct firn_io {
     int (*mkdir)(void *ctx, const char *path, mode_t mode);             /* an existing directory is -EEXIST */
     int (*chmod)(void *ctx, const char *path, mode_t mode);
     int (*stat_path)(void *ctx, const char *path, firn_io_stat *out);
+    int (*stat_fs)(void *ctx, const char *path, firn_io_fs *out);
     /* Takes the one writer's lock on an open file without waiting; -EAGAIN when another open file holds it, in this
      * process or another. Closing fd, or the end of the process, gives it back. */
     int (*lock)(void *ctx, int fd);

@@ -12,6 +12,7 @@
 #include <fcntl.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include "base/base_impl.h"
@@ -215,6 +216,22 @@ static int posix_lock(void *ctx, int fd)
     return errno == EACCES ? -EAGAIN : -errno;
 }
 
+static int posix_stat_fs(void *ctx, const char *path, firn_io_fs *out)
+{
+    (void)ctx;
+    struct statvfs fs;
+    int result;
+    do {
+        result = statvfs(path, &fs);
+    } while (result != 0 && errno == EINTR);
+    if (result != 0) {
+        return -errno;
+    }
+    *out = (firn_io_fs){ .size_bytes = (uint64_t)fs.f_blocks * fs.f_frsize,
+                         .free_bytes = (uint64_t)fs.f_bavail * fs.f_frsize };
+    return 0;
+}
+
 static int posix_list_dir(void *ctx, const char *path, void (*entry)(void *entry_ctx, const char *name),
                           void *entry_ctx)
 {
@@ -255,6 +272,7 @@ const firn_io *firn_io_default(void)
         .mkdir = posix_mkdir,
         .chmod = posix_chmod,
         .stat_path = posix_stat_path,
+        .stat_fs = posix_stat_fs,
         .lock = posix_lock,
         .list_dir = posix_list_dir,
         .ctx = NULL,

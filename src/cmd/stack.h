@@ -37,6 +37,7 @@ typedef struct firni_stack_options {
     bool no_disk;                /* no disk tier */
     const char *durability;      /* "none", "batch" or "always"; NULL: "batch" */
     uint64_t ttl_ns;             /* 0: no limit */
+    uint64_t disk_min_free_bytes; /* 0: the tier's default */
     bool disk_share;             /* when another process is the writer, read its cache and store nothing */
     const char *policy;          /* which state leaves RAM first: "lru" or "cost"; NULL: "lru" */
     const char *admission;       /* what may come in: "always" or "second"; NULL: "always" */
@@ -80,6 +81,8 @@ typedef struct firni_stack_options {
     { .name = "no-disk", .kind = FIRNI_FLAG_BOOL, .target = &(o).no_disk, .help = "keep state in RAM only" },          \
     { .name = "durability", .kind = FIRNI_FLAG_STRING, .target = &(o).durability, .value_name = "WHEN",                \
       .help = "when stored state is synced: none, batch, always (default: batch)", .choices = "none|batch|always" },   \
+    { .name = "disk-min-free", .kind = FIRNI_FLAG_BYTES, .target = &(o).disk_min_free_bytes, .value_name = "BYTES",    \
+      .help = "leave this much of the file system free (0: 5 %, at most 2G)" },                                      \
     { .name = "ttl", .kind = FIRNI_FLAG_SECONDS, .target = &(o).ttl_ns, .value_name = "TIME",                          \
       .help = "stored state older than this is not used, e.g. 7d (0: no limit)" },                                     \
     { .name = "policy", .kind = FIRNI_FLAG_STRING, .target = &(o).policy, .value_name = "NAME",                        \

@@ -267,6 +267,16 @@ static int world_stat_path(void *ctx, const char *path, firn_io_stat *out)
     return inner->stat_path(inner->ctx, path, out);
 }
 
+static int world_stat_fs(void *ctx, const char *path, firn_io_fs *out)
+{
+    test_world *world = ctx;
+    if (fails(world, TEST_IO_STAT_FS)) {
+        return -world->fail_errno;
+    }
+    const firn_io *inner = firn_io_default();
+    return inner->stat_fs(inner->ctx, path, out);
+}
+
 static int world_lock(void *ctx, int fd)
 {
     test_world *world = ctx;
@@ -323,6 +333,7 @@ void test_world_init(test_world *world)
         .mkdir = world_mkdir,
         .chmod = world_chmod,
         .stat_path = world_stat_path,
+        .stat_fs = world_stat_fs,
         .lock = world_lock,
         .list_dir = world_list_dir,
         .ctx = world,

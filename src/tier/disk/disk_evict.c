@@ -21,6 +21,9 @@
  * and only then is anything written. The last term is what makes the others possible: an eviction writes index pages
  * before it frees anything, so it must never be the one that has no room.
  *
+ * The file system's reserve is kept in the same way, by stores alone: what others write into it is no reason to empty the
+ * cache unless a store wants to grow it.
+ *
  * Expiry is eviction with another condition to stop. A time to live counts from the last use, so the order of stamps is,
  * within a priority, also the order of expiry, and a parent never expires before its children.
  */
@@ -265,12 +268,32 @@ static uint64_t deficit(const firni_disk *disk, firni_volume *volume, uint64_t n
     return needed > disk->options.budget_bytes ? needed - disk->options.budget_bytes : 0;
 }
 
+/* Bytes that are missing from the file system's reserve, were n_bytes written. What punching gave back may not be in the
+ * file system's count yet, so it is counted here: else a slow count would cost the whole cache. */
+static uint64_t reserve_deficit(const firni_disk *disk, const firni_volume *volume, uint64_t n_bytes,
+                                int64_t spare_before, uint64_t n_freed)
+{
+    if (n_bytes == 0 || spare_before == INT64_MAX) {
+        return 0;
+    }
+    const int64_t now = firni_volume_spare_bytes(volume, disk->options.min_free_bytes);
+    const int64_t counted = spare_before + (int64_t)n_freed;
+    const int64_t spare = now > counted && now != INT64_MAX ? now : counted;
+    const int64_t needed = (int64_t)n_bytes + (int64_t) firni_index_reserve_bytes(atomic_load(&volume->index_physical_bytes), 0);
+    return needed > spare ? (uint64_t)(needed - spare) : 0;
+}
+
 /* The loop is bounded: each round removes entries, or ends. Bytes are asked for anew in each round, since punching may
  * give back less than the records' size (shared file system blocks, a file system without holes). */
 static firn_reason evict_until_fits(firni_disk *disk, firni_volume *volume, uint64_t n_bytes, uint64_t n_changed,
                                     uint32_t n_new, int priority)
 {
     const uint64_t n_entries_max = firni_index_entries_max(disk->options.budget_bytes);
+    const int64_t spare = n_bytes > 0 ? firni_volume_spare_bytes(volume, disk->options.min_free_bytes) : INT64_MAX;
+    uint64_t n_freed = 0;
+    if (reserve_deficit(disk, volume, n_bytes, spare, 0) > firni_segments_physical_bytes(&volume->segments)) {
+        return FIRN_REASON_DISK_FULL; /* others fill the file system, and all that is here would not make the room */
+    }
     if (deficit(disk, volume, n_bytes, n_changed) > 0 && firni_volume_has_waiting_holes(volume)) {
         const firni_code code = firni_volume_settle(volume); /* what is on its way back already may be enough */
         if (code != 0) {
@@ -279,7 +302,9 @@ static firn_reason evict_until_fits(firni_disk *disk, firni_volume *volume, uint
         firni_volume_punch(volume);
     }
     for (;;) {
-        const uint64_t n_bytes_over = deficit(disk, volume, n_bytes, n_changed);
+        const uint64_t n_bytes_lacking = reserve_deficit(disk, volume, n_bytes, spare, n_freed);
+        uint64_t n_bytes_over = deficit(disk, volume, n_bytes, n_changed);
+        n_bytes_over = n_bytes_over > n_bytes_lacking ? n_bytes_over : n_bytes_lacking;
         const uint64_t n_entries = atomic_load(&volume->n_entries) + n_new;
         if (n_bytes_over == 0 && n_entries <= n_entries_max) {
             return FIRN_REASON_NONE;
@@ -293,6 +318,7 @@ static firn_reason evict_until_fits(firni_disk *disk, firni_volume *volume, uint
         if (code != 0) {
             return firni_disk_failed(disk, volume, code, "evicting");
         }
+        n_freed += job.n_bytes;
         if (job.n_victims == 0 && job.is_outranked) {
             return FIRN_REASON_PRIORITY;
         }
@@ -308,7 +334,8 @@ firn_reason firni_disk_make_room(firni_disk *disk, firni_volume *volume, uint64_
     if (n_bytes > disk->options.budget_bytes) {
         return FIRN_REASON_DISK_FULL; /* without emptying the disk for what can not fit */
     }
-    if (deficit(disk, volume, n_bytes, n_records) > 0) {
+    const int64_t spare = firni_volume_spare_bytes(volume, disk->options.min_free_bytes);
+    if (deficit(disk, volume, n_bytes, n_records) > 0 || reserve_deficit(disk, volume, n_bytes, spare, 0) > 0) {
         const firn_reason reason = firni_disk_upkeep(disk, volume); /* so that the order of stamps is the true one */
         if (reason != FIRN_REASON_NONE && reason != FIRN_REASON_DISK_FULL && reason != FIRN_REASON_PINNED) {
             return reason;

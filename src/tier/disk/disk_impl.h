@@ -329,6 +329,9 @@ firn_status firni_volume_new_index(firni_volume *volume, uint64_t budget_bytes, 
 /* Whether the directory still is the one that was attached: 0, ENOENT, or another errno. */
 firni_code firni_volume_check(const firni_volume *volume, bool by_path);
 uint64_t firni_volume_physical_bytes(firni_volume *volume);
+/* Bytes that may be written before less than the reserve is free, negative when that is so already; INT64_MAX when the
+ * file system does not say. */
+int64_t firni_volume_spare_bytes(const firni_volume *volume, uint64_t min_free_bytes);
 void firni_volume_measure(firni_volume *volume);     /* refreshes what is known of the index; after each commit */
 void firni_volume_measure_all(firni_volume *volume); /* and of every segment */
 

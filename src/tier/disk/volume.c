@@ -23,6 +23,9 @@
 
 #include "tier/disk/disk_impl.h"
 
+#define RESERVE_SHARE       20u                 /* of the file system is left free, by default */
+#define RESERVE_BYTES_USUAL (UINT64_C(2) << 30) /* and no more than this */
+
 /* What the directory holds. */
 typedef struct listing {
     const firn_env *env;
@@ -486,6 +489,20 @@ uint64_t firni_volume_physical_bytes(firni_volume *volume)
 {
     return firni_segments_physical_bytes(&volume->segments) + atomic_load(&volume->index_physical_bytes) +
            volume->lock_physical_bytes;
+}
+
+int64_t firni_volume_spare_bytes(const firni_volume *volume, uint64_t min_free_bytes)
+{
+    const firn_io *io = firni_io(volume->env);
+    firn_io_fs fs;
+    if (min_free_bytes == FIRN_DISK_NO_RESERVE || io->stat_fs(io->ctx, volume->dir, &fs) < 0) {
+        return INT64_MAX;
+    }
+    const uint64_t share = fs.size_bytes / RESERVE_SHARE;
+    const uint64_t usual = share < RESERVE_BYTES_USUAL ? share : RESERVE_BYTES_USUAL;
+    const uint64_t reserve = min_free_bytes != 0 ? min_free_bytes : usual;
+    const uint64_t limit = INT64_MAX / 2; /* of both, so that sums of what is returned do not overflow */
+    return (int64_t)(fs.free_bytes < limit ? fs.free_bytes : limit) - (int64_t)(reserve < limit ? reserve : limit);
 }
 
 void firni_volume_measure(firni_volume *volume)
