@@ -123,6 +123,7 @@ static firn_status attach(firni_disk *disk, bool create, firn_error *err)
     volume->generation = ++disk->generation;
     disk->stamp_last = last_stamp > disk->stamp_last ? last_stamp : disk->stamp_last;
     disk->n_suspects = 0; /* they were of another generation */
+    firni_memo_forget_all_locked(disk);
     disk->volume = volume;
     pthread_mutex_unlock(&disk->mutex);
     firni_pins_load(disk);
@@ -227,6 +228,7 @@ void firni_disk_suspect(firni_disk *disk, const firni_key *key, const firni_plac
     pthread_mutex_lock(&disk->mutex);
     /* Noted in RAM at once, which keeps lookups away from it; the index learns of it with the next upkeep. Marking it
      * here would make a restore wait for the writer. */
+    firni_memo_forget_all_locked(disk); /* rare, and by place there is no quick way */
     bool is_known = false; /* two restores may have read it at once */
     for (uint32_t i = 0; i < disk->n_suspects && !is_known; i++) {
         is_known = firni_place_equal(&disk->suspects[i].place, place);
@@ -348,6 +350,7 @@ static void destroy_now(void *ctx)
     }
     firni_pins_release(disk);
     assert(disk->handles == NULL); /* all handles were released before */
+    firni_memo_forget_all_locked(disk); /* nobody else is here any more */
     firni_volume_close(disk->volume);
     firni_plan_deinit(&disk->plan);
     firni_families_deinit(&disk->families);

@@ -69,6 +69,7 @@ static bool condemn(firni_disk *disk, const firni_entry *entry, const firn_tier_
                         !firni_disk_is_pinned_locked(disk, entry, own, but_standing);
     if (may_go) {
         disk->condemned[disk->n_condemned++] = entry->digest;
+        firni_memo_forget_locked(disk, entry);
     }
     pthread_mutex_unlock(&disk->mutex);
     return may_go;

@@ -13,6 +13,7 @@
  *      index_keep.c    LMDB: what is kept by name                                disk_named.c    objects by key
  *      disk_inspect.c  visit and verify                                          disk_store.c    what is new -> named
  *      disk_check.c    the books, audited                                        disk_write.c    records -> files
+ *      disk_memo.c     walks of the last lookups
  *      fsck.c          a new index from segments alone            fsck_scan.c     segments -> the records in them
  *      disk_worker.c   the threads of asynchronous restores                      disk_evict.c    room, expiry, upkeep
  *      disk_layers.c   records -> blocks, layer by layer
@@ -53,6 +54,7 @@
 #define FIRNI_TOUCHES_MAX        64u
 #define FIRNI_SUSPECTS_MAX       64u
 #define FIRNI_EVICT_BATCH        64u
+#define FIRNI_MEMOS_MAX          8u
 #define FIRNI_IOV_MAX            512u  /* entries of one vectored call */
 
 /* Result of a system or LMDB call inside this folder: 0, an errno, or one of LMDB's negative codes. */
@@ -400,6 +402,7 @@ typedef struct firni_suspect {
 } firni_suspect;
 
 typedef struct firni_worker firni_worker;
+typedef struct firni_memo firni_memo;
 
 struct firni_disk {
     firn_tier tier;
@@ -424,6 +427,8 @@ struct firni_disk {
     uint32_t n_suspects;
     firn_digest *condemned;      /* grown by the writer alone */
     uint32_t n_condemned, n_condemned_max;
+    firni_memo *memos[FIRNI_MEMOS_MAX]; /* the latest first */
+    uint32_t n_memos;
     uint64_t epoch;
     uint64_t stamp_last;
     firn_tier_stats stats;
@@ -506,6 +511,16 @@ firn_tier_handle *firni_disk_find_object(firn_tier *tier, const char *ns, const 
 firn_status firni_disk_remove_object(firn_tier *tier, const char *ns, const char *key, firn_error *err);
 firn_status firni_disk_each_object(firn_tier *tier, bool (*visit)(void *ctx, const firn_object *object), void *ctx,
                                    firn_error *err);
+
+/* ---- disk_memo.c ------------------------------------------------------------------------------------------------- */
+
+/* The blocks at the beginning of the prompt that a memo knows, into the handle; returns their number. */
+uint32_t firni_memo_recall(firni_disk *disk, const firn_token *tokens, uint32_t n_tokens, firn_tier_handle *handle);
+/* Remembers the blocks of a handle that was promised as of `epoch`. */
+void firni_memo_keep(firni_disk *disk, const firn_tier_handle *handle, uint64_t epoch);
+/* The record is about to go. Mutex held, both. */
+void firni_memo_forget_locked(firni_disk *disk, const firni_entry *entry);
+void firni_memo_forget_all_locked(firni_disk *disk);
 
 /* ---- disk_path.c ------------------------------------------------------------------------------------------------- */
 

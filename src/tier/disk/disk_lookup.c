@@ -35,6 +35,7 @@ typedef struct prefix_walk {
     uint32_t n_tokens;
     firn_tier_handle *handle; /* receives the records */
     uint32_t matched_len;
+    bool is_retry;            /* the index changed under the walk before: nothing remembered is used */
     bool diverged;
     firn_token stored_token;
     firn_reason obstacle; /* the walk ended at a record that may not be served, for this reason */
@@ -70,6 +71,24 @@ static firni_code find_block(prefix_walk *walk, const firn_token *tokens, uint32
         }
     }
     return found ? 0 : MDB_NOTFOUND;
+}
+
+/* Full blocks that a walk found before, as far as they may be served now. What lies above a namespace is looked at with
+ * every lookup: which level has more can change without a record going. */
+static void walk_remembered(prefix_walk *walk)
+{
+    firn_tier_handle *handle = walk->handle;
+    const bool may_recall = !walk->is_retry && handle->n_levels == 1;
+    uint32_t n = !may_recall ? 0 : firni_memo_recall(walk->disk, walk->tokens, walk->n_tokens, handle);
+    if (n > 0 && walk->disk->options.ttl_ns > 0) {
+        uint32_t n_live = 0;
+        while (n_live < n && !firni_disk_is_expired(walk->disk, handle->entries[n_live].stamp)) {
+            n_live++;
+        }
+        n = n_live;
+    }
+    handle->n_records = n;
+    walk->matched_len = n * FIRN_BLOCK_TOKENS;
 }
 
 /* Full blocks along the prompt. */
@@ -323,6 +342,7 @@ static firni_code explain_nothing(const prefix_walk *walk, firn_reason *reason)
 static firni_code look_up(prefix_walk *walk, bool exact, firn_match *match)
 {
     firn_tier_handle *handle = walk->handle;
+    walk_remembered(walk);
     firni_code code = walk_blocks(walk);
     if (code == 0) {
         code = walk_partial(walk);
@@ -390,7 +410,8 @@ static firn_match find(firni_disk *disk, const firn_token *tokens, uint32_t n_to
         const uint64_t epoch = disk->epoch;
         pthread_mutex_unlock(&disk->mutex);
         prefix_walk walk = {
-            .disk = disk, .index = &volume->index, .tokens = tokens, .n_tokens = n_tokens, .handle = handle
+            .disk = disk, .index = &volume->index, .tokens = tokens, .n_tokens = n_tokens, .handle = handle,
+            .is_retry = attempt > 0
         };
         firni_code code = firni_index_begin(&volume->index, true, &walk.txn);
         if (code == 0) {
@@ -410,6 +431,9 @@ static firn_match find(firni_disk *disk, const firn_token *tokens, uint32_t n_to
         }
         if (firni_handle_promise(disk, handle, epoch)) {
             match.handle = handle->is_pinned ? handle : NULL; /* not pinned: an object alone, and that is going */
+            if (match.handle != NULL) {
+                firni_memo_keep(disk, handle, epoch);
+            }
             break;
         }
         match = (firn_match){ .reason = FIRN_REASON_GONE };
