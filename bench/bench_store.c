@@ -3,9 +3,9 @@
  *
  *   bench_store [--tiny] [--records N]... [--dir DIR]
  *
- * Opening and looking up read the index alone, so the store is made of it alone: chains of 2,000 blocks are named through
- * the functions that a store uses, in segments that are files without blocks. Wall time, medians with the spread; each
- * lookup is checked before it is timed. A store that has just been made is in the page cache.
+ * Opening and looking up read the index alone, so the store is made of it alone: chains of 2,000 blocks are named
+ * through the functions that a store uses, in segments that are files without blocks. Wall time, medians with the
+ * spread; each lookup is checked before it is timed. A store that has just been made is in the page cache.
  */
 #include <fcntl.h>
 #include <inttypes.h>

@@ -90,8 +90,8 @@ typedef struct firn_disk_fsck_report {
 
 /* Makes the index of a store anew from its segments alone: when it is lost, damaged or of another version. Afterwards
  * records count as used when they were written. No process may be using the directory. Nothing that is stored changes
- * before the end, and a run that is interrupted can be repeated. options may be NULL. Errors: BUSY, FORMAT (no store, or
- * records of another version: nothing was changed), IO, NO_MEMORY. */
+ * before the end, and a run that is interrupted can be repeated. options may be NULL. Errors: BUSY, FORMAT (no store,
+ * or records of another version: nothing was changed), IO, NO_MEMORY. */
 firn_status firn_disk_fsck(const char *dir, const firn_disk_fsck_options *options, const firn_env *env,
                            firn_disk_fsck_report *out, firn_error *err);
 /* Asserts that index, segments and byte accounting agree. For tests; stores wait meanwhile. */

@@ -39,7 +39,8 @@
  *         192    256   tokens[64], unused ones zero
  *         448   64*n   section table
  *    448 + 64 n     64   annex: what an index says of the record, so that one can be made from records alone
- *         ...          of the records at token 0: the namespace's name, the identity's text; then zeros up to header_bytes
+ *         ...          of the records at token 0: the namespace's name, the identity's text; then zeros up to
+ *                      header_bytes
  *
  * Annex:
  *
@@ -141,7 +142,8 @@ uint32_t firni_record_header_bytes(uint32_t n_sections, uint32_t n_names);
 void firni_record_encode(const firni_record *record, uint8_t *out);
 /* Reads a header from bytes[0..n_bytes); the record may extend to record_bytes_max bytes in its file. Every field is
  * checked before it is used; *out and sections[0..sections_max) hold the result, out->sections = sections, and its
- * names are borrowed from `bytes`. Allocates nothing. Errors: CORRUPT (damaged), FORMAT (another version or kind), INVALID (more sections than sections_max). */
+ * names are borrowed from `bytes`. Allocates nothing. Errors: CORRUPT (damaged), FORMAT (another version or kind),
+ * INVALID (more sections than sections_max). */
 firn_status firni_record_decode(const uint8_t *bytes, size_t n_bytes, uint64_t record_bytes_max,
                                 firni_section *sections, uint32_t sections_max, firni_record *out, firn_error *err);
 /* Sizes from the fixed part alone, for a reader that has to fetch the rest of the header first; the values are

@@ -237,7 +237,9 @@ static void eviction_goes_on_in_order_after_a_rebuild(void **unused)
 {
     (void)unused;
     const fixture_options geometry = { .dtype = FIRN_DTYPE_F32, .n_kv_heads = 16, .head_dim = 64 };
-    const firn_disk_options options = { .budget_bytes = 64u << 20, .segment_bytes = 8u << 20, .durability = FIRN_DURABILITY_NONE };
+    const firn_disk_options options = {
+        .budget_bytes = 64u << 20, .segment_bytes = 8u << 20, .durability = FIRN_DURABILITY_NONE
+    };
     state s;
     set_up_as(&s, FIXTURE_PLAIN);
     fixture_deinit(&s.fix);
@@ -286,7 +288,7 @@ static void flip(int fd, off_t at)
 static void what_is_damaged_is_left_out_and_what_continues_it_goes_too(void **unused)
 {
     (void)unused;
-    /* A bit of the header, of the names, of the place, of a section; of the last three the record is the chain's second. */
+    /* A bit of the third record's header, one of its sections, a section of the tail, and the names of the first. */
     static const struct {
         uint32_t record;
         off_t at;
@@ -364,7 +366,8 @@ static void a_store_in_use_is_not_rebuilt(void **unused)
     tear_down_as(&s);
 }
 
-/* Every allocation and every call fails once: the store is as it was, or has no index and says so; a second run works. */
+/* Every allocation and every call fails once: the store is as it was, or has no index and says so; a second run
+ * works. */
 static void a_rebuild_that_fails_anywhere_can_be_repeated(void **unused)
 {
     (void)unused;

@@ -152,7 +152,8 @@ static void a_remembered_record_that_is_damaged_is_found_out_once(void **in)
     (void)snprintf(path, sizeof path, "%s/seg-00000001.firn", s->dir);
     const int fd = open(path, O_RDWR);
     const uint8_t wrong[64] = { 0xa5 };
-    assert_int_equal(pwrite(fd, wrong, sizeof wrong, 4096 + 20 * 12288 + 4096 + 64), sizeof wrong); /* in block 19 or 20 */
+    const off_t at = 4096 + 20 * 12288 + 4096 + 64; /* in block 19 or 20 */
+    assert_int_equal(pwrite(fd, wrong, sizeof wrong, at), sizeof wrong);
     close(fd);
     assert_int_equal(fixture_fetch(&s->fix, s->tier, NULL, s->chains[0], N + 1, &reason), 0);
     assert_int_equal(reason, FIRN_REASON_CORRUPT);

@@ -21,8 +21,8 @@
  * and only then is anything written. The last term is what makes the others possible: an eviction writes index pages
  * before it frees anything, so it must never be the one that has no room.
  *
- * The file system's reserve is kept in the same way, by stores alone: what others write into it is no reason to empty the
- * cache unless a store wants to grow it.
+ * The file system's reserve is kept in the same way, by stores alone: what others write into it is no reason to empty
+ * the cache unless a store wants to grow it.
  *
  * Expiry is eviction with another condition to stop. A time to live counts from the last use, so the order of stamps is,
  * within a priority, also the order of expiry, and a parent never expires before its children.
@@ -269,8 +269,8 @@ static uint64_t deficit(const firni_disk *disk, firni_volume *volume, uint64_t n
     return needed > disk->options.budget_bytes ? needed - disk->options.budget_bytes : 0;
 }
 
-/* Bytes that are missing from the file system's reserve, were n_bytes written. What punching gave back may not be in the
- * file system's count yet, so it is counted here: else a slow count would cost the whole cache. */
+/* Bytes that are missing from the file system's reserve, were n_bytes written. What punching gave back may not be in
+ * the file system's count yet, so it is counted here: else a slow count would cost the whole cache. */
 static uint64_t reserve_deficit(const firni_disk *disk, const firni_volume *volume, uint64_t n_bytes,
                                 int64_t spare_before, uint64_t n_freed)
 {
@@ -280,7 +280,8 @@ static uint64_t reserve_deficit(const firni_disk *disk, const firni_volume *volu
     const int64_t now = firni_volume_spare_bytes(volume, disk->options.min_free_bytes);
     const int64_t counted = spare_before + (int64_t)n_freed;
     const int64_t spare = now > counted && now != INT64_MAX ? now : counted;
-    const int64_t needed = (int64_t)n_bytes + (int64_t) firni_index_reserve_bytes(atomic_load(&volume->index_physical_bytes), 0);
+    const uint64_t index_bytes = atomic_load(&volume->index_physical_bytes);
+    const int64_t needed = (int64_t)(n_bytes + firni_index_reserve_bytes(index_bytes, 0));
     return needed > spare ? (uint64_t)(needed - spare) : 0;
 }
 

@@ -93,8 +93,8 @@ typedef struct firni_segments {
 void firni_segments_init(firni_segments *segments, const firn_env *env, const char *dir, bool read_only, bool buffered);
 void firni_segments_deinit(firni_segments *segments); /* no users left */
 #define FIRNI_SEGMENT_WHOLE UINT64_MAX
-/* Makes the table know an existing file. end: what the index says; bytes beyond it are punched by the writer. WHOLE: all
- * of the file, nothing is punched. */
+/* Makes the table know an existing file. end: what the index says; bytes beyond it are punched by the writer. WHOLE:
+ * all of the file, nothing is punched. */
 firni_code firni_segments_adopt(firni_segments *segments, uint32_t id, uint64_t end);
 /* Creates an empty segment file, durable in its directory. */
 firni_code firni_segments_create(firni_segments *segments, uint32_t id);

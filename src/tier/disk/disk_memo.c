@@ -1,15 +1,15 @@
 /*
- * Remembered walks: the blocks that the last lookups found, so that a conversation that goes on is not searched for again
- * block by block. In an index of a million records each of those searches waits for memory several times; to compare
- * tokens that lie in a row costs a hundredth of it.
+ * Remembered walks: the blocks that the last lookups found, so that a conversation that goes on is not searched for
+ * again block by block. In an index of a million records each of those searches waits for memory several times; to
+ * compare tokens that lie in a row costs a fraction of it.
  *
  *      memo     root --[64]--> d1 --[64]--> d2 --[64]--> d3          as they were found, with their tokens
- *      prompt   root --[64]--> d1 --[64]--> d2 --[64 others]--> ?    two blocks without the index, which goes on from d2
+ *      prompt   root --[64]--> d1 --[64]--> d2 --[64 others]--> ?    two blocks; the index is asked from d2 on
  *
  * Tokens are compared as such, never digests alone. A memo is exact: it is made of what a handle was just promised, and
- * forgotten as soon as one of its records is condemned or suspect, before that is visible in the index (disk_evict.c). Who
- * began to use it before is told by the epoch, as every lookup is. Entries count as used when their memo was made, which
- * is when their chain was.
+ * forgotten as soon as one of its records is condemned or suspect, before that is visible in the index (disk_evict.c).
+ * Who began to use it before is told by the epoch, as every lookup is. Entries count as used when their memo was made,
+ * which is when their chain was.
  *
  * Guarded by disk->mutex: the list. A memo itself never changes, and is freed with its last reference.
  */

@@ -51,7 +51,8 @@ bool firni_disk_header_fits(const firni_disk *disk, const firni_record *record, 
     const uint32_t n_tokens = firni_key_tokens(key, tokens);
     return record->kind == entry->kind && record->first_token == entry->first_token && record->n_tokens == n_tokens &&
            record->n_tokens == entry->n_tokens && record->segment == entry->place.segment &&
-           record->offset == entry->place.offset && record->record_bytes == entry->place.n_bytes && firni_digest_equal(&record->digest, &entry->digest) &&
+           record->offset == entry->place.offset && record->record_bytes == entry->place.n_bytes &&
+           firni_digest_equal(&record->digest, &entry->digest) &&
            firni_digest_equal(&record->parent, &parent) && firni_digest_equal(&record->ns, ns) &&
            firni_digest_equal(&record->identity, &disk->options.schema->identity) &&
            (n_tokens == 0 || memcmp(record->tokens, tokens, n_tokens * sizeof tokens[0]) == 0);

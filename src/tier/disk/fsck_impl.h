@@ -1,6 +1,6 @@
 /*
- * A rebuild in progress, shared by fsck_scan.c (what records the segments hold) and fsck.c (which of them count, and the
- * index that names them).
+ * A rebuild in progress, shared by fsck_scan.c (what records the segments hold) and fsck.c (which of them count, and
+ * the index that names them).
  *
  *      segments --scan--> found[], debris[], names[] --resolve--> found[] that are kept --one transaction--> index
  */

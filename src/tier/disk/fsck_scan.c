@@ -4,8 +4,8 @@
  *      | record | zeros (punched) | record, damaged | record |
  *        found                      debris            found
  *
- * A record is what its own checksums say, and what says that it was written to this very place: bytes that only look like
- * one, a copy or part of somebody's attachment, are none. What is not zero and of no record is debris.
+ * A record is what its own checksums say, and what says that it was written to this very place: bytes that only look
+ * like one, a copy or part of somebody's attachment, are none. What is not zero and of no record is debris.
  *
  * Does not decide which of the records count (fsck.c); changes nothing.
  */

@@ -123,8 +123,9 @@ static firn_status fail_open(firni_code code, const char *path, const char *dir,
                              path);
     }
     const bool is_incomplete = code == MDB_NOTFOUND || code == ENOENT;
-    return firni_fail(err, FIRN_ERR_CORRUPT, "the index %s is damaged (%s); `firn cache fsck --cache-dir %s` makes it anew",
-                      path, is_incomplete ? "it is not complete" : mdb_strerror(code), dir);
+    return firni_fail(err, FIRN_ERR_CORRUPT,
+                      "the index %s is damaged (%s); `firn cache fsck --cache-dir %s` makes it anew", path,
+                      is_incomplete ? "it is not complete" : mdb_strerror(code), dir);
 }
 
 firn_status firni_index_open(firni_index *index, const char *dir, firni_index_use use, uint64_t budget_bytes,
@@ -165,8 +166,8 @@ firn_status firni_index_open(firni_index *index, const char *dir, firni_index_us
     if (version != FIRNI_DISK_INDEX_VERSION) {
         firni_index_close(index);
         return firni_fail(err, FIRN_ERR_CORRUPT,
-                          "%s has version %u, this build reads version %u; `firn cache fsck --cache-dir %s` makes it anew",
-                          path, version, FIRNI_DISK_INDEX_VERSION, dir);
+                          "%s has version %u, this build reads version %u; `firn cache fsck --cache-dir %s` makes it "
+                          "anew", path, version, FIRNI_DISK_INDEX_VERSION, dir);
     }
     return FIRN_OK;
 }

@@ -354,8 +354,8 @@ static firn_status open_index(firni_volume *volume, const firni_volume_options *
     index_path(volume, "data.mdb", path);
     if (list->n_segments > 0 && io->stat_path(io->ctx, path, &stat) == -ENOENT) {
         return firni_fail(err, FIRN_ERR_CORRUPT,
-                          "the index of %s is missing, but %u segments are there; `firn cache fsck --cache-dir %s` makes "
-                          "it anew", volume->dir, list->n_segments, volume->dir);
+                          "the index of %s is missing, but %u segments are there; `firn cache fsck --cache-dir %s` "
+                          "makes it anew", volume->dir, list->n_segments, volume->dir);
     }
     const firni_index_use use = options->read_only      ? FIRNI_INDEX_READ
                                 : list->n_segments == 0 ? FIRNI_INDEX_NEW
