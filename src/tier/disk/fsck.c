@@ -12,8 +12,9 @@
  * Nothing that is stored changes before the commit of 6. A process that ends before leaves no index, or one that is not
  * complete: neither is opened by a tier, and a second run begins at 1.
  *
- * What an index knew and segments do not say is lost: when a record was last used (now: when it was written), and
- * whether it was quarantined (now: read again, and left out when it is damaged).
+ * What an index knew and segments do not say is lost: when a record was last used (now: when it was written), whether it
+ * was quarantined (now: read again, and left out when it is damaged), priorities, and what was kept by name. A chain of
+ * a namespace below another that goes on from records of the one above is left out: no segment has the links.
  */
 #include <assert.h>
 #include <errno.h>
@@ -102,7 +103,10 @@ static bool has_chain(const firni_fsck *job, const firni_found *found)
 {
     const firni_entry *entry = &found->entry;
     if (entry->first_token == 0) {
-        return firni_digest_equal(&found->parent, &entry->root) && firni_fsck_names(job, &entry->root) != NULL;
+        /* Or an object by key: it has no tokens, and its parent is the digest of its key. */
+        const bool is_first = firni_digest_equal(&found->parent, &entry->root) ||
+                              (found->which == FIRNI_OBJECTS && entry->n_tokens == 0);
+        return is_first && firni_fsck_names(job, &entry->root) != NULL;
     }
     const firni_found *before = found->before;
     return before != NULL && before->is_kept && before->entry.first_token + FIRN_BLOCK_TOKENS == entry->first_token &&
@@ -252,8 +256,7 @@ static firni_code commit(firni_fsck *job, firni_found *const *order)
         mdb_txn_abort(txn);
         return code;
     }
-    code = mdb_txn_commit(txn);
-    return code == 0 ? mdb_env_sync(index->env, 1) : code;
+    return mdb_txn_commit(txn);
 }
 
 /* 7. A file that cannot be unlinked now is unknown to the index, and goes when the store is opened. */
@@ -261,9 +264,13 @@ static firni_code give_back(firni_fsck *job)
 {
     firni_volume *volume = job->volume;
     firni_volume_holes_committed(volume);
+    firni_code code = firni_volume_settle(volume); /* nothing goes before the index that does not name it is durable */
+    if (code != 0) {
+        return code;
+    }
     firni_volume_punch(volume);
     MDB_txn *txn = NULL;
-    firni_code code = firni_index_begin(&volume->index, true, &txn);
+    code = firni_index_begin(&volume->index, true, &txn);
     for (uint32_t id = firni_segment_next(&volume->segments, 0); id != 0 && code == 0;) {
         const uint32_t next = firni_segment_next(&volume->segments, id);
         firni_segment_info info;
