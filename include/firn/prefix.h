@@ -98,6 +98,9 @@ typedef struct firn_lease_info {
  * long, n_tokens 0); a miss is not an error. */
 firn_status firn_prefix_acquire(firn_prefix *prefix, const firn_token *prompt, uint32_t n_tokens, const char *ns,
                                 firn_lease **out, firn_error *err);
+/* The same for a request of this priority: a read for it evicts nothing that is worth more. */
+firn_status firn_prefix_acquire_with(firn_prefix *prefix, const firn_token *prompt, uint32_t n_tokens, const char *ns,
+                                     int priority, firn_lease **out, firn_error *err);
 /* True when no read is in flight for it any more (at once for a RAM hit or a miss; after the deadline at the latest). */
 bool firn_lease_ready(firn_lease *lease);
 /* The result; call only when ready. */
@@ -142,6 +145,18 @@ void firn_prefix_learn_compute(firn_prefix *prefix, uint32_t n_tokens, uint32_t 
 bool firn_prefix_put(firn_prefix *prefix, const firn_token *tokens, uint32_t n_tokens, const char *ns,
                      const firn_cache *const *caches, firn_reason *reason);
 
+/* The same under a policy, which is not FIRN_STORE_NONE. A node has the highest priority of those who put it; lower ones
+ * leave first, and a put evicts nothing that is worth more than itself. What was put for RAM alone is stored once
+ * somebody puts the same tokens without that wish. */
+bool firn_prefix_put_with(firn_prefix *prefix, const firn_token *tokens, uint32_t n_tokens, const char *ns,
+                          const firn_cache *const *caches, firn_cache_policy policy, firn_reason *reason);
+
+/* Keeps a path that the tree holds, and can resume at its end, until a date (nanoseconds since 1970). A pin of the same
+ * name is replaced. Errors: NOT_FOUND, CAPACITY (pins take at most half of the budget), NO_MEMORY: nothing changed. */
+firn_status firn_prefix_pin(firn_prefix *prefix, const char *name, const firn_token *tokens, uint32_t n_tokens,
+                            const char *ns, uint64_t until_wall_ns, firn_error *err);
+bool firn_prefix_unpin(firn_prefix *prefix, const char *name); /* whether there was one */
+
 /* Evicts until the pool has `bytes` of room beside what reads in flight will take, or nothing more that would give it
  * any may be evicted; returns whether there is room. When there is not, stores of dirty leaves are started, so that a
  * later call can do better. */
@@ -154,6 +169,12 @@ uint64_t firn_prefix_idle_ns(const firn_prefix *prefix); /* the same number, and
 /* Stores everything dirty, partial tails included, waiting at most bound_ns; then flushes the tier. The report counts
  * nodes. Each path is tried once: a refusal is not waited out. */
 firn_flush_report firn_prefix_flush(firn_prefix *prefix, uint64_t bound_ns);
+
+/* The same while the tree is used: begin, then ask after each poll until it has ended, or give it up. False from begin:
+ * there is no tier, or a flush is under way. What comes after the beginning is not part of the report, and the tier
+ * itself is not flushed. */
+bool firn_prefix_flush_begin(firn_prefix *prefix);
+bool firn_prefix_flush_ended(firn_prefix *prefix, bool give_up, firn_flush_report *report);
 
 /* Durations by size: counts[i] of at most firn_latency_bound_ns(i), single, not cumulative. */
 #define FIRN_LATENCY_BUCKETS 14
@@ -169,6 +190,7 @@ typedef struct firn_prefix_stats {
     uint64_t n_dirty, n_queued, n_pinned;
     uint64_t dirty_bytes;         /* most bytes that may not leave until something is stored: of dirty nodes, and of
                                    * those before them on their paths */
+    uint64_t n_pins, pinned_bytes; /* by name; and what does not leave for them */
     uint64_t reading_bytes;       /* that reads in flight have taken of the pool, or will */
     uint64_t n_checkpoints;
     uint64_t n_lookups, n_hits_ram, n_hits_disk;

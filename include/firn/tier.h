@@ -77,6 +77,20 @@ typedef struct firn_store_input {
                                       * for a store of a lower one than its own. What is there already is raised */
 } firn_store_input;
 
+/* Where the state of a request may be kept. */
+typedef enum firn_store_where {
+    FIRN_STORE_DISK = 0, /* in RAM, and in the tier below */
+    FIRN_STORE_RAM = 1,  /* in RAM alone: it never reaches the tier, also not by a flush */
+    FIRN_STORE_NONE = 2  /* nowhere */
+} firn_store_where;
+
+/* What one request may do with the cache. All-zero: read it, keep state wherever there is room, as worthy as any. */
+typedef struct firn_cache_policy {
+    bool no_read;            /* compute all of the prompt, whatever is stored */
+    firn_store_where store;
+    int priority;            /* as in firn_store_input */
+} firn_cache_policy;
+
 #define FIRN_PRIORITY_MIN (-100)
 #define FIRN_PRIORITY_MAX 100
 

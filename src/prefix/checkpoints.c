@@ -203,7 +203,7 @@ bool firni_checkpoints_retain(firn_prefix *prefix, firni_node *node, const firni
         firni_checkpoint *next;
         for (firni_checkpoint *c = node->checkpoints; c != NULL; c = next) {
             next = c->next;
-            if (is_kept(&set, c)) {
+            if (is_kept(&set, c) || c->n_pins > 0) {
                 continue;
             }
             if (c->unsaved && !firni_checkpoint_is_covered(node, c)) {

@@ -43,14 +43,21 @@ static firni_node *next_to_shed(const firn_prefix *prefix, bool unsaved)
     return node != NULL && (unsaved || !node->unsaved) ? node : NULL;
 }
 
+/* The leaf that goes first, unless it is worth more than what it would make room for: then all others are. */
+static firni_node *first_leaf(const firn_prefix *prefix, int priority)
+{
+    firni_node *leaf = firni_heap_first(&prefix->clean);
+    return leaf != NULL && leaf->priority <= priority ? leaf : NULL;
+}
+
 /* Every node counts here, shared with rows or not: the budget bounds what the tree refers to, so that it cannot keep
  * the memory of rows that have ended. */
-bool firni_evict_for_budget(firn_prefix *prefix, uint64_t bytes)
+bool firni_evict_for_budget(firn_prefix *prefix, uint64_t bytes, int priority)
 {
     const uint64_t budget_bytes = prefix->options.budget_bytes;
     while (prefix->blocks.held_bytes + bytes > budget_bytes) {
         firni_node *shed = next_to_shed(prefix, false);
-        firni_node *leaf = firni_heap_first(&prefix->clean);
+        firni_node *leaf = first_leaf(prefix, priority);
         if (shed == NULL && leaf == NULL) {
             shed = next_to_shed(prefix, true);
         }
@@ -66,11 +73,12 @@ bool firni_evict_for_budget(firn_prefix *prefix, uint64_t bytes)
     return true;
 }
 
-/* Whether a block's memory goes back to the pool with the tree's references to it. Other threads may let go of
+/* Whether a block's memory goes back to the pool with the tree's references to it: of all its nodes that share it, as
+ * namespaces below one parent do. Other threads may let go of
  * references meanwhile: the answer can be too pessimistic, never wrong for long. */
-static bool is_ours_alone(const firn_block *block)
+static bool is_ours_alone(const firn_prefix *prefix, const firn_block *block)
 {
-    return block != NULL && firn_block_refs(block) == 1;
+    return block != NULL && firn_block_refs(block) <= firni_blockset_refs(&prefix->blocks, block);
 }
 
 /* Whether evicting `leaf`, and then what it leaves behind, gives the pool any memory. A row shares a prefix, so usually
@@ -80,11 +88,11 @@ static bool frees_memory(const firn_prefix *prefix, const firni_node *leaf)
 {
     for (const firni_node *node = leaf; node->parent != NULL; node = node->parent) {
         for (uint32_t layer = 0; layer < prefix->n_layers; layer++) {
-            if (is_ours_alone(node->blocks[layer])) {
+            if (is_ours_alone(prefix, node->blocks[layer])) {
                 return true;
             }
             for (const firni_checkpoint *c = node->checkpoints; c != NULL; c = c->next) {
-                if (is_ours_alone(c->states[layer])) {
+                if (is_ours_alone(prefix, c->states[layer])) {
                     return true;
                 }
             }
@@ -96,7 +104,7 @@ static bool frees_memory(const firn_prefix *prefix, const firni_node *leaf)
 static bool shedding_frees_memory(const firn_prefix *prefix, const firni_node *node)
 {
     for (uint32_t layer = 0; layer < prefix->n_layers; layer++) {
-        if ((prefix->family[layer] & FIRNI_FAMILY_WINDOW) && is_ours_alone(node->blocks[layer])) {
+        if ((prefix->family[layer] & FIRNI_FAMILY_WINDOW) && is_ours_alone(prefix, node->blocks[layer])) {
             return true;
         }
     }
@@ -123,10 +131,10 @@ static void make_room_by_shedding(firn_prefix *prefix, uint64_t bytes, bool unsa
     }
 }
 
-static void make_room_by_evicting(firn_prefix *prefix, uint64_t bytes, firni_node **passed_over)
+static void make_room_by_evicting(firn_prefix *prefix, uint64_t bytes, int priority, firni_node **passed_over)
 {
     firni_node *leaf;
-    while (firn_pool_room(prefix->options.pool) < bytes && (leaf = firni_heap_first(&prefix->clean)) != NULL) {
+    while (firn_pool_room(prefix->options.pool) < bytes && (leaf = first_leaf(prefix, priority)) != NULL) {
         if (!frees_memory(prefix, leaf)) {
             pass_over(leaf, passed_over);
         } else if (!firni_checkpoints_retain(prefix, leaf, NULL)) {
@@ -147,19 +155,24 @@ static void take_back(firn_prefix *prefix, firni_node *passed_over)
 
 bool firn_prefix_make_room(firn_prefix *prefix, uint64_t bytes)
 {
+    return firni_make_room_for(prefix, bytes, FIRN_PRIORITY_MAX);
+}
+
+bool firni_make_room_for(firn_prefix *prefix, uint64_t bytes, int priority)
+{
     firni_inbox_drain(prefix);
     bytes += prefix->reading_bytes; /* which may be taken at any moment, by other threads */
     firn_pool *pool = prefix->options.pool;
     firni_node *passed_over = NULL;
     make_room_by_shedding(prefix, bytes, false, &passed_over);
-    make_room_by_evicting(prefix, bytes, &passed_over);
+    make_room_by_evicting(prefix, bytes, priority, &passed_over);
     const bool recalls = firn_pool_room(pool) < bytes && prefix->families.n_window > 0;
     if (recalls && firni_writer_recall(prefix)) {
         /* Stores that wait hold window blocks that may leave. */
         take_back(prefix, passed_over);
         passed_over = NULL;
         make_room_by_shedding(prefix, bytes, false, &passed_over);
-        make_room_by_evicting(prefix, bytes, &passed_over);
+        make_room_by_evicting(prefix, bytes, priority, &passed_over);
     }
     make_room_by_shedding(prefix, bytes, true, &passed_over);
     take_back(prefix, passed_over);

@@ -5,6 +5,8 @@
  * disk takes no longer than the refusals. Nodes are counted, not jobs: flushed are those that were unsaved at the start
  * and are saved at the end.
  */
+#include <assert.h>
+
 #include "prefix/prefix_impl.h"
 
 static bool has_unsaved_checkpoint(const firni_node *node)
@@ -39,49 +41,72 @@ static bool is_busy(const firn_prefix *prefix)
     return prefix->writer.n_jobs > 0 || (waiting != NULL && waiting->flush_mark != prefix->flush_number);
 }
 
-static uint64_t count_refused(const firn_prefix *prefix)
+/* What of the flush is left: refused, or not reached. Nodes that became unsaved after its beginning are none of its. */
+static void count_left(const firn_prefix *prefix, firn_flush_report *report)
 {
-    uint64_t n = 0;
     for (const firni_node *node = prefix->lists[FIRNI_LIST_UNSAVED].next; node != NULL;
          node = node->links[FIRNI_LIST_UNSAVED].next) {
-        n += node->flush_mark == prefix->flush_number;
+        const bool is_refused = node->flush_mark == prefix->flush_number;
+        report->n_failed += is_refused;
+        report->n_missing += !is_refused && node->unsaved_since < prefix->flush_number;
     }
-    return n;
+}
+
+bool firn_prefix_flush_begin(firn_prefix *prefix)
+{
+    if (prefix->options.tier == NULL || prefix->flushing) {
+        return false;
+    }
+    firni_inbox_drain(prefix);
+    prefix->flush_number++;
+    prefix->flushing = true;
+    prefix->flush.start_ns = firni_now_ns(prefix->env);
+    prefix->flush.n_saved_before = prefix->n_saved;
+    want_all(prefix);
+    firni_writer_pump(prefix);
+    return true;
+}
+
+bool firn_prefix_flush_ended(firn_prefix *prefix, bool give_up, firn_flush_report *report)
+{
+    assert(prefix->flushing);
+    firni_inbox_drain(prefix);
+    firni_writer_pump(prefix);
+    const bool is_done = !is_busy(prefix);
+    if (!is_done && !give_up) {
+        return false;
+    }
+    prefix->flushing = false;
+    *report = (firn_flush_report){ .n_flushed = prefix->n_saved - prefix->flush.n_saved_before };
+    count_left(prefix, report);
+    report->durable = is_done && report->n_failed == 0 && report->n_missing == 0;
+    report->elapsed_ns = firni_now_ns(prefix->env) - prefix->flush.start_ns;
+    return true;
 }
 
 firn_flush_report firn_prefix_flush(firn_prefix *prefix, uint64_t bound_ns)
 {
     firn_flush_report report = { .durable = true };
-    if (prefix->options.tier == NULL) {
-        return report; /* RAM is all there is */
+    if (!firn_prefix_flush_begin(prefix)) {
+        if (prefix->options.tier == NULL) {
+            return report; /* RAM is all there is */
+        }
+        prefix->flushing = false; /* one that was under way is taken over: this one wants all that it wanted */
+        (void)firn_prefix_flush_begin(prefix);
     }
-    const uint64_t start_ns = firni_now_ns(prefix->env);
-    firni_inbox_drain(prefix);
-    prefix->flush_number++;
-    prefix->flushing = true;
-    const uint64_t n_unsaved = prefix->n_unsaved;
-    want_all(prefix);
-    firni_writer_pump(prefix);
-    uint64_t elapsed_ns = 0;
-    while (is_busy(prefix) && elapsed_ns < bound_ns) {
+    const uint64_t start_ns = prefix->flush.start_ns;
+    uint64_t elapsed_ns = firni_now_ns(prefix->env) - start_ns;
+    while (!firn_prefix_flush_ended(prefix, elapsed_ns >= bound_ns, &report)) {
         firni_inbox_wait(prefix, bound_ns - elapsed_ns);
-        firni_inbox_drain(prefix);
-        firni_writer_pump(prefix);
         elapsed_ns = firni_now_ns(prefix->env) - start_ns;
     }
-    prefix->flushing = false;
-    report.n_flushed = n_unsaved - prefix->n_unsaved;
-    report.n_failed = count_refused(prefix);
-    report.n_missing = prefix->n_unsaved - report.n_failed;
-    elapsed_ns = firni_now_ns(prefix->env) - start_ns;
-    if (!is_busy(prefix) && elapsed_ns < bound_ns) {
+    if (prefix->writer.n_jobs == 0 && report.elapsed_ns < bound_ns) {
         /* The worker is idle, so the tier answers: what it keeps back itself must reach the disk as well. */
-        const firn_flush_report below = firn_tier_flush(prefix->options.tier, bound_ns - elapsed_ns);
+        const firn_flush_report below = firn_tier_flush(prefix->options.tier, bound_ns - report.elapsed_ns);
         report.n_failed += below.n_failed;
         report.n_missing += below.n_missing;
-        report.durable = below.durable;
+        report.durable = report.durable && below.durable;
     }
-    report.durable = report.durable && report.n_failed == 0 && report.n_missing == 0;
     report.elapsed_ns = firni_now_ns(prefix->env) - start_ns;
     return report;
 }

@@ -44,7 +44,8 @@ static void take_blocks(firn_prefix *prefix, firni_insertion *in, const firni_in
     node->boundary = node->first_token + node->n_tokens == in->n_tokens;
     node->windows_saved = in->is_stored && firni_has_windows(prefix, node);
     /* A tail that was unsaved is saved when the tier was where its longer form came from. */
-    if (prefix->options.tier == NULL || in->is_stored) {
+    node->ram_only = in->ram_only && prefix->options.tier != NULL;
+    if (prefix->options.tier == NULL || in->is_stored || in->ram_only) {
         firni_mark_saved(prefix, node);
     } else {
         firni_mark_unsaved(prefix, node);
@@ -75,8 +76,34 @@ static void refill(firn_prefix *prefix, firni_insertion *in, const firni_inserti
             firni_settle(prefix, node);
         }
     }
-    if (tier_lacks_some && prefix->options.tier != NULL && !in->is_stored) {
+    if (tier_lacks_some && prefix->options.tier != NULL && !in->is_stored && !in->ram_only) {
         firni_mark_unsaved(prefix, end);
+    }
+}
+
+/* Who puts tokens that others put for RAM alone, and wants them stored, gets them stored; and the path is worth what
+ * the highest of its users gives it. From the end up, so that a parent never is of less than its child. */
+static void raise_path(firn_prefix *prefix, const firni_insertion *in, firni_node *last)
+{
+    const bool wants_store = !in->ram_only && prefix->options.tier != NULL;
+    for (firni_node *node = last; node->parent != NULL; node = node->parent) {
+        if (wants_store && node->ram_only && node->first_token + node->n_tokens <= in->n_tokens) {
+            node->ram_only = false;
+            firni_checkpoint *checkpoint = firni_checkpoint_find(node, in->n_tokens);
+            if (!in->is_stored && checkpoint != NULL && !checkpoint->unsaved) {
+                checkpoint->unsaved = true;
+                prefix->n_unsaved_checkpoints++;
+            }
+            if (!in->is_stored) {
+                firni_mark_unsaved(prefix, node);
+            }
+        }
+        if (node->priority < in->priority) {
+            node->priority = (int8_t)in->priority;
+            if (node->heap != NULL) {
+                firni_heap_moved(node);
+            }
+        }
     }
 }
 
@@ -122,6 +149,7 @@ static void link_steps(firn_prefix *prefix, firni_insertion *in, firni_insertion
         in->taken_bytes += prefix->checkpoint_bytes;
     }
     in->added = plan->n_steps > 0 || plan->refills || checkpoint != NULL;
+    raise_path(prefix, in, last);
     firni_touch(prefix, last);
     /* After touching, which takes the mark away. */
     firni_node *node = last;
@@ -212,9 +240,20 @@ static firni_node *to_store(const firn_prefix *prefix, firni_node *node)
 bool firn_prefix_put(firn_prefix *prefix, const firn_token *tokens, uint32_t n_tokens, const char *ns,
                      const firn_cache *const *caches, firn_reason *reason_out)
 {
-    assert(tokens != NULL && caches != NULL);
+    return firn_prefix_put_with(prefix, tokens, n_tokens, ns, caches, (firn_cache_policy){ 0 }, reason_out);
+}
+
+bool firn_prefix_put_with(firn_prefix *prefix, const firn_token *tokens, uint32_t n_tokens, const char *ns,
+                          const firn_cache *const *caches, firn_cache_policy policy, firn_reason *reason_out)
+{
+    assert(tokens != NULL && caches != NULL && policy.store != FIRN_STORE_NONE);
     firni_inbox_drain(prefix);
-    firni_insertion in = { .ns = ns != NULL ? ns : "", .tokens = tokens, .n_tokens = n_tokens, .caches = caches };
+    firni_insertion in = { .ns = ns != NULL ? ns : "",
+                           .tokens = tokens,
+                           .n_tokens = n_tokens,
+                           .caches = caches,
+                           .ram_only = policy.store == FIRN_STORE_RAM,
+                           .priority = policy.priority };
     firn_reason reason = FIRN_REASON_BELOW_MIN;
     if (strlen(in.ns) > FIRN_NAMESPACE_BYTES_MAX) {
         reason = FIRN_REASON_DISABLED; /* no lookup could ever name it */

@@ -123,7 +123,7 @@ static bool make_checkpoint(firn_prefix *prefix, const firni_insertion *in, firn
     if (plan->checkpoint == NULL) {
         return false;
     }
-    plan->checkpoint->unsaved = prefix->options.tier != NULL && !in->is_stored;
+    plan->checkpoint->unsaved = prefix->options.tier != NULL && !in->is_stored && !in->ram_only;
     for (uint32_t layer = 0; layer < prefix->n_layers; layer++) {
         plan->checkpoint->states[layer] = prefix->views[layer].fixed;
     }
@@ -141,6 +141,7 @@ bool firni_plan_prepare(firn_prefix *prefix, const firni_insertion *in, firni_in
             return false;
         }
         node->first_token = at;
+        node->priority = (int8_t)in->priority;
         node->n_tokens = step_tokens(in, at);
         memcpy(node->tokens, &in->tokens[at], node->n_tokens * sizeof node->tokens[0]);
         at += node->n_tokens;
@@ -280,7 +281,7 @@ firn_reason firni_plan_fit(firn_prefix *prefix, const firni_insertion *in, firni
         reason = FIRN_REASON_NO_MEMORY;
     }
     /* Eviction may take the other node that shared a block, which makes the block count again: hence the loop. */
-    while (!fits_budget(prefix, bytes) && firni_evict_for_budget(prefix, (uint64_t)bytes)) {
+    while (!fits_budget(prefix, bytes) && firni_evict_for_budget(prefix, (uint64_t)bytes, in->priority)) {
         bytes = added_bytes(prefix, in, plan);
         for (uint32_t i = n_fit; i < plan->n_steps; i++) {
             bytes -= step_bytes(prefix, plan, i);
@@ -296,7 +297,7 @@ firn_reason firni_plan_fit(firn_prefix *prefix, const firni_insertion *in, firni
         plan->checkpoint = NULL;
         reason = FIRN_REASON_NO_MEMORY;
     }
-    if (prefix->options.tier != NULL && !in->is_stored && firni_writer_is_ill(prefix, firni_now_ns(prefix->env))) {
+    if (prefix->options.tier != NULL && !in->is_stored && !in->ram_only && firni_writer_is_ill(prefix, firni_now_ns(prefix->env))) {
         const uint32_t n_max = steps_unsaved_max(prefix, plan);
         const bool refuses_all = n_max == 0 && plan->checkpoint != NULL;
         if (n_fit > n_max || refuses_all) {

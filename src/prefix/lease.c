@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "prefix/prefix_impl.h"
+#include "record/record_impl.h"
 
 /* A wait is looked at again after so small a share of what it has lasted. */
 enum { LOOK_SHARE = 8 };
@@ -55,6 +56,34 @@ static void let_go(firn_prefix *prefix, firni_node *node, uint32_t first)
     }
 }
 
+/* The namespace's own path and those of the namespaces above it, each of which is whole: a row that went on from a
+ * parent's path was put with all of it, sharing the blocks. The one that can be used for most wins, the own one among
+ * equals; what is explained is the one that goes on longest. */
+static firni_node *find_in_levels(firn_lease *lease, uint32_t n_max)
+{
+    const firn_prefix *prefix = lease->prefix;
+    firni_levels levels;
+    firni_levels_of(lease->ns, &levels);
+    firni_node *best = NULL;
+    lease->ram = (firni_match){ .node = NULL };
+    lease->n_usable = 0;
+    for (uint32_t level = 0; level < levels.n; level++) {
+        firni_node *root = firni_root_find(prefix, levels.names[level]);
+        const firni_match match = firni_match_tokens(root, lease->prompt, lease->n_prompt);
+        const uint32_t n_limit = match.n_matched < n_max ? match.n_matched : n_max;
+        firni_node *last = NULL;
+        const uint32_t n_usable = firni_tokens_usable(prefix, match.node, lease->prompt, n_limit, &last);
+        if (n_usable > lease->n_usable) {
+            lease->n_usable = n_usable;
+            best = last;
+        }
+        if (level == 0 || match.n_matched > lease->ram.n_matched) {
+            lease->ram = match;
+        }
+    }
+    return best;
+}
+
 /* Looks the prompt up in the tree and pins what can be used of it, instead of what was pinned before. */
 static void hold_ram(firn_lease *lease)
 {
@@ -62,11 +91,7 @@ static void hold_ram(firn_lease *lease)
     /* One token is left to compute, unless what computing it gives is there already. */
     firni_logits_release(prefix, lease->logits);
     lease->logits = firni_logits_find(prefix, lease->prompt, lease->n_prompt, lease->ns);
-    const uint32_t n_max = lease->logits != NULL ? lease->n_prompt : lease->n_prompt - 1;
-    lease->ram = firni_match_tokens(firni_root_find(prefix, lease->ns), lease->prompt, lease->n_prompt);
-    firni_node *last = NULL;
-    const uint32_t n_limit = lease->ram.n_matched < n_max ? lease->ram.n_matched : n_max;
-    lease->n_usable = firni_tokens_usable(prefix, lease->ram.node, lease->prompt, n_limit, &last);
+    firni_node *last = find_in_levels(lease, lease->logits != NULL ? lease->n_prompt : lease->n_prompt - 1);
     lease->ram.node = NULL;
     /* Less than the minimum is as good as nothing: it is not pinned, and not a use either. */
     if (lease->n_usable < prefix->options.min_tokens) {
@@ -224,6 +249,12 @@ static void note_sightings(firn_prefix *prefix, const firn_token *prompt, uint32
 firn_status firn_prefix_acquire(firn_prefix *prefix, const firn_token *prompt, uint32_t n_tokens, const char *ns,
                                 firn_lease **out, firn_error *err)
 {
+    return firn_prefix_acquire_with(prefix, prompt, n_tokens, ns, 0, out, err);
+}
+
+firn_status firn_prefix_acquire_with(firn_prefix *prefix, const firn_token *prompt, uint32_t n_tokens, const char *ns,
+                                     int priority, firn_lease **out, firn_error *err)
+{
     *out = NULL;
     firni_inbox_drain(prefix);
     ns = ns != NULL ? ns : "";
@@ -241,6 +272,7 @@ firn_status firn_prefix_acquire(firn_prefix *prefix, const firn_token *prompt, u
     }
     lease->prefix = prefix;
     lease->n_prompt = n_tokens;
+    lease->priority = priority;
     lease->ns = firni_strdup(prefix->env, ns);
     lease->prompt = firni_calloc(prefix->env, n_tokens, sizeof *lease->prompt);
     if (lease->ns == NULL || lease->prompt == NULL) {

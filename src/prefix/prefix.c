@@ -76,6 +76,7 @@ firn_status firn_prefix_create(const firn_prefix_options *options, const firn_en
     prefix->clean.policy = firni_policy_find(options->policy);
     prefix->unsaved.policy = &firni_policy_lru;
     prefix->shed.policy = &firni_policy_shed;
+    prefix->clean.by_priority = prefix->unsaved.by_priority = true;
     bool second = false;
     firn_status status = fill_options(prefix, options, err);
     if (status == FIRN_OK && prefix->clean.policy == NULL) {
@@ -133,6 +134,7 @@ void firn_prefix_destroy(firn_prefix *prefix)
         firni_inbox_wait_idle(prefix);
     }
     firni_logits_destroy_all(prefix);
+    firni_pins_release(prefix);
     remove_all_nodes(prefix);
     assert(prefix->n_nodes == 0 && prefix->n_pinned == 0 && prefix->n_unsaved == 0 && prefix->reading_bytes == 0);
     assert(prefix->n_checkpoints == 0 && prefix->n_unsaved_checkpoints == 0 && prefix->stuck_bytes == 0);
@@ -157,15 +159,18 @@ uint64_t firn_prefix_poll(firn_prefix *prefix)
 {
     firni_inbox_drain(prefix);
     firni_leases_expire(prefix, firni_now_ns(prefix->env));
+    firni_pins_expire(prefix);
     firni_writer_pump(prefix);
     return firn_prefix_idle_ns(prefix);
 }
 
-/* Messages announce themselves through notify; only deadlines and the end of a pause need a clock. */
+/* Messages announce themselves through notify; only deadlines and the ends of pauses and pins need a clock. */
 uint64_t firn_prefix_idle_ns(const firn_prefix *prefix)
 {
     const uint64_t now_ns = firni_now_ns(prefix->env);
     uint64_t next_ns = firni_leases_next_deadline(prefix);
+    const uint64_t pins_ns = firni_pins_next_ns(prefix);
+    next_ns = pins_ns < UINT64_MAX - now_ns && now_ns + pins_ns < next_ns ? now_ns + pins_ns : next_ns;
     /* A waiting store needs a poll only for the end of a pause; a full queue announces its room by a message. */
     const firni_writer *writer = &prefix->writer;
     if (prefix->lists[FIRNI_LIST_WAITING].next != NULL && writer->n_jobs == 0 && writer->next_try_ns < next_ns) {
@@ -212,4 +217,6 @@ void firn_prefix_get_stats(const firn_prefix *prefix, firn_prefix_stats *out)
     out->n_checkpoints = prefix->n_checkpoints;
     out->n_queued = prefix->writer.n_jobs;
     out->n_pinned = prefix->n_pinned;
+    out->n_pins = prefix->n_pins;
+    out->pinned_bytes = prefix->pinned_bytes;
 }

@@ -228,6 +228,23 @@ static void check_leases(const firn_prefix *prefix, check_totals *totals)
     (void)reading_bytes;
 }
 
+/* What is pinned by name is there, and no node counts a pin that is not. */
+static void check_pins(const firn_prefix *prefix, check_totals *totals)
+{
+    uint64_t n_pins = 0;
+    for (const firni_ram_pin *pin = prefix->pins; pin != NULL; pin = pin->next) {
+        assert(pin->node->n_pins > 0 && pin->node->n_standing > 0);
+        assert(pin->n_tokens > pin->node->first_token && pin->n_tokens <= pin->node->first_token + pin->node->n_tokens);
+        assert(pin->checkpoint == firni_checkpoint_find(pin->node, pin->n_tokens));
+        if (prefix->families.n_window > 0) {
+            totals->n_window_holds -= count_holds(prefix, pin->node, pin->n_tokens, 0);
+        }
+        n_pins++;
+    }
+    assert(n_pins == prefix->n_pins);
+    (void)n_pins;
+}
+
 void firn_prefix_check(const firn_prefix *prefix)
 {
     check_totals totals = { 0 };
@@ -257,5 +274,6 @@ void firn_prefix_check(const firn_prefix *prefix)
     check_blocks(&prefix->blocks, totals.n_block_refs);
     assert(prefix->blocks.held_bytes <= prefix->options.budget_bytes);
     check_leases(prefix, &totals);
+    check_pins(prefix, &totals);
     assert(totals.n_window_holds == 0); /* each hold has an owner */
 }

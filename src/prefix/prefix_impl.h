@@ -9,6 +9,7 @@
  *      windows.c   which window blocks are needed           inbox.c     what other threads have finished
  *      checkpoints.c  which checkpoints are kept            evict.c     budgets, making room
  *      policy_*.c  who leaves first                         admit_second.c  who may come in under pressure
+ *      pins.c      paths that stay until a date
  *      match.c     how far a prompt is stored and usable    prefix_check.c  every invariant
  *      gate.c      whether a read is worth it               early.c     building on a read that has not ended
  *      logits.c    last logits of the latest prompts
@@ -61,6 +62,7 @@ typedef struct firni_job {
     firn_cache **caches;       /* one per layer */
     uint32_t first_window;     /* the first node whose window blocks are among it, of all window layers */
     uint64_t store_ns;         /* how long the tier took */
+    int priority;
     bool stored;               /* the tier's answer */
     firn_reason reason;
 } firni_job;
@@ -91,6 +93,7 @@ typedef struct firni_read {
     char *ns;
     firn_token *tokens;        /* what the state must turn out to cover */
     uint32_t n_tokens;
+    int priority;              /* of who asked first */
     uint64_t room_bytes;       /* of the pool, that the restored blocks will take */
     uint64_t started_ns;
     firn_block **head;         /* [n_layers][n_head_blocks]: what RAM had when it began, one reference each, or NULL */
@@ -134,6 +137,7 @@ struct firn_lease {
     uint64_t look_ns;          /* when to see next whether the wait is still worth it */
     struct firni_early *early; /* caches that were started on the read, or NULL */
     firni_logits *logits;      /* of all of the prompt; one reference, or NULL */
+    int priority;
     bool waited;               /* for a read: what RAM holds may have changed since */
     bool ready;
     firni_match ram;           /* how far the tree goes along the prompt; its node is not kept */
@@ -144,6 +148,16 @@ struct firn_lease {
      * checkpoint may be dropped: one reference each, NULL where a layer has none. */
     firn_block *held[];
 };
+
+/* A path that does not leave before its end date. */
+typedef struct firni_ram_pin {
+    struct firni_ram_pin *next;
+    char *name;
+    uint64_t until_wall_ns;
+    firni_node *node;          /* its end, pinned */
+    uint32_t n_tokens;
+    firni_checkpoint *checkpoint; /* at n_tokens, or NULL where layers have no fixed-size state */
+} firni_ram_pin;
 
 struct firn_prefix {
     const firn_env *env;
@@ -174,12 +188,20 @@ struct firn_prefix {
 
     firni_link lists[FIRNI_LISTS];
     uint64_t n_unsaved;
+    uint64_t n_saved;            /* nodes that were unsaved and are not any more, since the beginning */
+    struct {
+        uint64_t start_ns, n_saved_before;
+    } flush;                     /* the one in progress, while flushing */
     uint64_t flush_number;       /* counts flushes: what the nodes' marks are compared with */
     bool flushing;
     bool closing;                /* being destroyed: nothing is inserted or queued any more */
 
     firni_gate gate;
     firni_logits *logits;        /* the latest first */
+    firni_ram_pin *pins;
+    uint64_t n_pins;
+    uint64_t pinned_bytes;       /* of the nodes on their paths, each once */
+
     firni_read *reads;
     uint64_t reading_bytes;      /* sum of the reads' room_bytes */
     firn_lease *leases;
@@ -280,6 +302,8 @@ typedef struct firni_insertion {
     uint32_t n_tokens;
     const firn_cache *const *caches;
     bool is_stored;    /* the tier holds it */
+    bool ram_only;     /* the tier is not to get it */
+    int priority;
     bool unasked;      /* nobody waits for it */
     /* results */
     firni_node *last;  /* node that holds the last token that was kept; NULL when none was */
@@ -293,8 +317,16 @@ firn_reason firni_insert(firn_prefix *prefix, firni_insertion *insertion);
 
 /* ---- evict.c ---- */
 
-/* Evicts until `bytes` more fit the tree's budget, or nothing may leave. */
-bool firni_evict_for_budget(firn_prefix *prefix, uint64_t bytes);
+/* Evicts until `bytes` more fit the tree's budget, or nothing of at most this priority may leave. */
+bool firni_evict_for_budget(firn_prefix *prefix, uint64_t bytes, int priority);
+/* firn_prefix_make_room() for something of this priority. */
+bool firni_make_room_for(firn_prefix *prefix, uint64_t bytes, int priority);
+
+/* ---- pins.c ---- */
+
+void firni_pins_release(firn_prefix *prefix);
+void firni_pins_expire(firn_prefix *prefix);
+uint64_t firni_pins_next_ns(const firn_prefix *prefix); /* until the next one ends; UINT64_MAX: none will */
 
 /* ---- inbox.c ---- */
 
@@ -348,6 +380,7 @@ void firni_job_give_up(firn_prefix *prefix, firni_node *node);
  * be resumed (FAMILY_MISSING). */
 firni_job *firni_job_create(firn_prefix *prefix, firni_node *node, firn_reason *reason);
 void firni_job_destroy(firn_prefix *prefix, firni_job *job); /* accepts a half-built one */
+void firni_job_keep_in_ram(firn_prefix *prefix, const firni_job *job); /* what it would have saved is given up */
 /* Marks what a stored job has saved. */
 void firni_job_mark_saved(firn_prefix *prefix, const firni_job *job);
 

@@ -199,6 +199,7 @@ static firni_read *read_create(firn_prefix *prefix, const firn_lease *lease, uin
     read->message.kind = FIRNI_MESSAGE_READ;
     read->prefix = prefix;
     read->n_tokens = n_tokens;
+    read->priority = lease->priority;
     read->room_bytes = bytes_of_tokens(prefix, n_tokens);
     read->started_ns = firni_now_ns(prefix->env);
     read->ns = firni_strdup(prefix->env, lease->ns);
@@ -274,7 +275,7 @@ firn_reason firni_read_start(firn_prefix *prefix, firn_lease *lease, const firn_
         return FIRN_REASON_BREAKEVEN;
     }
     if (read == NULL || read->room_bytes > prefix->options.budget_bytes ||
-        !firn_prefix_make_room(prefix, read->room_bytes)) {
+        !firni_make_room_for(prefix, read->room_bytes, read->priority)) {
         firn_tier_release(tier, match->handle);
         if (read != NULL) {
             read_destroy(prefix, read);
@@ -355,6 +356,7 @@ static firn_reason keep_restored(firn_prefix *prefix, firni_read *read)
                            .n_tokens = read->n_tokens,
                            .caches = (const firn_cache *const *)read->restored.caches,
                            .is_stored = true,
+                           .priority = read->priority,
                            .unasked = read->waiters == NULL };
     firn_reason reason = check_restored(prefix, read);
     if (reason == FIRN_REASON_NONE && !prefix->closing) {

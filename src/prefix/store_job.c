@@ -98,6 +98,7 @@ firni_job *firni_job_create(firn_prefix *prefix, firni_node *wanted, firn_reason
     job->message.kind = FIRNI_MESSAGE_STORED;
     job->prefix = prefix;
     job->leaf = node;
+    job->priority = node->priority;
     job->n_tokens = n_tokens;
     job->ns = firni_strdup(prefix->env, firni_node_namespace(node));
     job->tokens = firni_calloc(prefix->env, n_tokens, sizeof *job->tokens);
@@ -115,6 +116,21 @@ firni_job *firni_job_create(firn_prefix *prefix, firni_node *wanted, firn_reason
     }
     *reason = FIRN_REASON_NONE;
     return job;
+}
+
+/* The tier has no room for what is of so little priority: it stays in RAM as long as that has. */
+void firni_job_keep_in_ram(firn_prefix *prefix, const firni_job *job)
+{
+    firni_checkpoint *checkpoint = firni_checkpoint_find(job->leaf, job->n_tokens);
+    if (checkpoint != NULL) {
+        firni_checkpoint_mark_saved(prefix, job->leaf, checkpoint);
+    }
+    for (firni_node *node = job->leaf; node->parent != NULL; node = node->parent) {
+        if (node->blocks_unsaved && node->first_token + node->n_tokens <= job->n_tokens) {
+            node->ram_only = true;
+            firni_mark_saved(prefix, node);
+        }
+    }
 }
 
 /* The path may have got new leaves and its tail may have grown, but no node of it can have gone: the leaf was pinned,

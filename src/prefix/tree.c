@@ -252,11 +252,13 @@ void firni_update_unsaved(firn_prefix *prefix, firni_node *node)
     }
     if (unsaved) {
         list_append(prefix, FIRNI_LIST_UNSAVED, node);
+        node->unsaved_since = prefix->flush_number;
         prefix->n_unsaved++;
     } else {
         firni_stop_waiting(prefix, node); /* a saved node has nothing to wait for */
         list_remove(prefix, FIRNI_LIST_UNSAVED, node);
         prefix->n_unsaved--;
+        prefix->n_saved++;
     }
     node->unsaved = unsaved;
     follow_stuck(prefix, node);

@@ -50,6 +50,7 @@ typedef struct firni_checkpoint {
     uint32_t n_tokens;             /* from the first token on; the last of them is in the node */
     bool unsaved;                  /* there is a tier, and it does not hold this checkpoint */
     bool has_logits;               /* last logits are kept that belong to it: it stays */
+    uint32_t n_pins;               /* pins by name that end here: the retention rule leaves it alone */
     firn_block *states[];          /* one per layer, each one reference; NULL for layers without */
 } firni_checkpoint;
 
@@ -76,11 +77,15 @@ struct firni_node {
     bool storing;            /* a store of the path that ends here is queued or running */
     bool store_again;        /* its tail grew meanwhile: store once more */
     bool waiting;            /* in FIRNI_LIST_WAITING */
+    int8_t priority;         /* the highest of those who put it: lower ones leave first */
+    bool ram_only;           /* there is a tier, and it is not to hold this node, nor counted on to */
+    uint32_t n_standing;     /* pins by name that end here or below */
     bool speculative;        /* came from a read that nobody waited for, and was not used since */
     uint32_t window_holds;   /* who needs the window blocks: ends of paths and branches, leases, an insertion */
     uint32_t window_end;     /* as an end or a branch the node holds the window before this count; 0: it is neither */
     firni_checkpoint *checkpoints; /* longest first */
     uint64_t flush_mark;     /* number of the flush in which a store of it was refused */
+    uint64_t unsaved_since;  /* number of the last flush that had begun before it became unsaved */
     uint64_t child_mark;     /* number of the flush that saw an unsaved child */
 
     uint64_t used;           /* recency stamp */
@@ -156,6 +161,7 @@ const firni_policy *firni_policy_find(const char *name);
 /* A binary heap of nodes, first to leave on top. A node knows its place, so it can be taken from anywhere. */
 typedef struct firni_heap {
     const firni_policy *policy;
+    bool by_priority;        /* lower priorities first, whatever the policy says; the policy within one */
     firni_node **nodes;
     size_t n_nodes;
     size_t n_nodes_max;

@@ -44,6 +44,12 @@ void firni_heap_deinit(const firn_env *env, firni_heap *heap)
     heap->n_nodes_max = 0;
 }
 
+static bool leaves_before(const firni_heap *heap, const firni_node *a, const firni_node *b)
+{
+    return heap->by_priority && a->priority != b->priority ? a->priority < b->priority
+                                                           : heap->policy->leaves_before(a, b);
+}
+
 static void put_at(firni_heap *heap, size_t index, firni_node *node)
 {
     heap->nodes[index] = node;
@@ -53,15 +59,15 @@ static void put_at(firni_heap *heap, size_t index, firni_node *node)
 /* Moves `node`, whose slot is free, towards the top or the bottom until the heap is in order. */
 static void settle_at(firni_heap *heap, size_t index, firni_node *node)
 {
-    while (index > 0 && heap->policy->leaves_before(node, heap->nodes[(index - 1) / 2])) {
+    while (index > 0 && leaves_before(heap, node, heap->nodes[(index - 1) / 2])) {
         put_at(heap, index, heap->nodes[(index - 1) / 2]);
         index = (index - 1) / 2;
     }
     for (size_t child = 2 * index + 1; child < heap->n_nodes; child = 2 * index + 1) {
-        if (child + 1 < heap->n_nodes && heap->policy->leaves_before(heap->nodes[child + 1], heap->nodes[child])) {
+        if (child + 1 < heap->n_nodes && leaves_before(heap, heap->nodes[child + 1], heap->nodes[child])) {
             child++;
         }
-        if (!heap->policy->leaves_before(heap->nodes[child], node)) {
+        if (!leaves_before(heap, heap->nodes[child], node)) {
             break;
         }
         put_at(heap, index, heap->nodes[child]);
@@ -107,6 +113,6 @@ void firni_heap_check(const firni_heap *heap)
     assert(heap->n_nodes <= heap->n_nodes_max);
     for (size_t i = 0; i < heap->n_nodes; i++) {
         assert(heap->nodes[i]->heap == heap && heap->nodes[i]->heap_index == i);
-        assert(i == 0 || !heap->policy->leaves_before(heap->nodes[i], heap->nodes[(i - 1) / 2]));
+        assert(i == 0 || !leaves_before(heap, heap->nodes[i], heap->nodes[(i - 1) / 2]));
     }
 }

@@ -50,7 +50,8 @@ static void *store_worker(void *ctx)
                                          .n_tokens = job->n_tokens,
                                          .caches = (const firn_cache *const *)job->caches,
                                          .n_caches = prefix->n_layers,
-                                         .ns = job->ns };
+                                         .ns = job->ns,
+                                         .priority = job->priority };
         const uint64_t started_ns = firni_now_ns(prefix->env);
         job->stored = firn_tier_store(prefix->options.tier, &input, &job->reason);
         job->store_ns = firni_now_ns(prefix->env) - started_ns;
@@ -165,6 +166,9 @@ void firni_job_ended(firn_prefix *prefix, firni_job *job)
                 firni_wait_for_store(prefix, node);
             }
         }
+    } else if (job->reason == FIRN_REASON_PRIORITY) {
+        prefix->stats.reasons[job->reason]++; /* no illness of the tier: it keeps what is worth more */
+        firni_job_keep_in_ram(prefix, job);
     } else {
         refused(prefix, leaf, job->reason);
     }

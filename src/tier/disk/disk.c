@@ -126,7 +126,7 @@ static firn_status attach(firni_disk *disk, bool create, firn_error *err)
     firni_memo_forget_all_locked(disk);
     disk->volume = volume;
     pthread_mutex_unlock(&disk->mutex);
-    firni_pins_load(disk);
+    firni_disk_load_pins(disk);
     return FIRN_OK;
 }
 
@@ -348,7 +348,7 @@ static void destroy_now(void *ctx)
     for (uint32_t i = 0; i < disk->n_touches; i++) {
         firni_handle_unref(disk->touches[i].handle);
     }
-    firni_pins_release(disk);
+    firni_disk_release_pins(disk);
     assert(disk->handles == NULL); /* all handles were released before */
     firni_memo_forget_all_locked(disk); /* nobody else is here any more */
     firni_volume_close(disk->volume);

@@ -489,8 +489,8 @@ firn_match firni_disk_look_up(firni_disk *disk, const firn_token *tokens, uint32
 extern const firn_keep_ops firni_disk_keep;
 
 /* What stands pinned by name, of the pins and the objects that the index lists. Called when a volume was attached. */
-void firni_pins_load(firni_disk *disk);
-void firni_pins_release(firni_disk *disk);
+void firni_disk_load_pins(firni_disk *disk);
+void firni_disk_release_pins(firni_disk *disk);
 void firni_disk_expire_pins(firni_disk *disk, firni_volume *volume); /* writer held */
 bool firni_disk_has_pins(firni_disk *disk);
 bool firni_disk_is_kept_locked(const firni_disk *disk, const firni_entry *entry); /* by a pin that has not ended */

@@ -331,9 +331,9 @@ static bool load_row(void *ctx, const firni_kept *row, const firn_token *tokens)
     return true;
 }
 
-void firni_pins_load(firni_disk *disk)
+void firni_disk_load_pins(firni_disk *disk)
 {
-    firni_pins_release(disk); /* of another generation */
+    firni_disk_release_pins(disk); /* of another generation */
     load job = { .disk = disk, .now_ns = firni_wall_ns(disk->env) };
     for (job.table = FIRNI_PINS; disk->options.schema != NULL && job.table <= FIRNI_KEYS; job.table++) {
         if (job.table != FIRNI_SESSIONS) {
@@ -342,7 +342,7 @@ void firni_pins_load(firni_disk *disk)
     }
 }
 
-void firni_pins_release(firni_disk *disk)
+void firni_disk_release_pins(firni_disk *disk)
 {
     for (;;) {
         pthread_mutex_lock(&disk->mutex);
