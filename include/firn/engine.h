@@ -8,6 +8,7 @@
 #ifndef FIRN_ENGINE_H
 #define FIRN_ENGINE_H
 
+#include "firn/keep.h"
 #include "firn/model.h"
 #include "firn/prefix.h"
 #include "firn/sampling.h"
@@ -41,6 +42,10 @@ typedef struct firn_engine_options {
     firn_tier *draft_tier;      /* tier below the drafter's own RAM tree, of its own schema, or NULL */
     bool draft_always;          /* guess also where it has turned out slower than plain decoding: for measurements */
     uint32_t draft_tokens_max;  /* most guesses of a row and step, at most 64; 0: 8 */
+    /* Requests with an id leave a checkpoint in the tier each time they have generated so many tokens, so that the same
+     * request can go on after the process was killed. 0: they do not. */
+    uint32_t checkpoint_tokens;
+    uint64_t checkpoint_ttl_ns; /* how long one is kept that nobody comes back for; 0: 1 h */
 } firn_engine_options;
 
 typedef enum firn_finish {
@@ -58,9 +63,20 @@ typedef struct firn_draft_usage {
     uint64_t round_tokens;      /* generated in these rounds: the accepted ones, and what the model chose next */
 } firn_draft_usage;
 
+/* How a request stands to the conversation that it named. */
+typedef enum firn_session_state {
+    FIRN_SESSION_NONE = 0,      /* it named none */
+    FIRN_SESSION_NEW = 1,       /* the first that is known of it */
+    FIRN_SESSION_CONTINUED = 2, /* the prompt goes on where the last request ended */
+    FIRN_SESSION_BRANCHED = 3   /* the history was edited, or an earlier turn was taken up again */
+} firn_session_state;
+
 typedef struct firn_usage {
     uint32_t prompt_tokens;
     uint32_t completion_tokens;
+    uint32_t resumed_tokens;    /* of these, from a generation checkpoint: not computed again */
+    firn_session_state session;
+    uint32_t session_tokens;    /* where the session's last request ended; 0: it is new */
     firn_lease_info cache;      /* what was not computed, and why not more */
     uint64_t first_token_ns;    /* submit to first token */
     uint64_t total_ns;          /* submit to end */
@@ -95,7 +111,18 @@ typedef struct firn_request {
     uint32_t n_stops;           /* at most 16 */
     uint32_t n_logprobs;        /* 0: none; else the chosen token and this many - 1 of the best, at most 21 */
     bool ignore_end;            /* do not stop at end tokens */
-    bool no_cache;              /* neither read nor fill the prefix cache */
+    bool no_cache;              /* neither read nor fill the prefix cache, whatever `cache` says */
+    firn_cache_policy cache;    /* what it may do with the cache */
+    bool only_prefill;          /* read the prompt and generate nothing: END comes with LENGTH, and no TOKEN before it */
+    const char *pin;            /* with only_prefill: pin what was read in RAM, under this name, before END comes; END has
+                                 * ERROR when that cannot be. Copied; NULL: do not */
+    uint64_t pin_until_wall_ns;
+    const char *session;        /* the conversation it belongs to, 1..128 bytes, copied; NULL: none. Where it ended is
+                                 * remembered, in the tier as well: usage says how the next request stands to that */
+    const char *request_id;     /* 1..64 bytes, copied; NULL: none. With checkpoint_tokens and a tier: a request with the
+                                 * same id, namespace, prompt and parameters as one that was cut off goes on from the
+                                 * last checkpoint; what it had generated comes as events first. submit() may wait for
+                                 * one small read then. Not with n_logprobs */
     bool is_new_text;           /* the answer begins a text of its own (a chat turn): the space that a SentencePiece
                                    vocabulary puts before a first word is not part of it */
     /* Called on the engine thread, in order, END exactly once and last. Must not block or call the engine other than
@@ -114,6 +141,15 @@ void firn_engine_destroy(firn_engine *engine, uint64_t bound_ns, firn_flush_repo
  * vocabulary, numbers out of range), CAPACITY (prompt + 1 beyond the context, or the KV budget could never hold it: the
  * message has the figures), BUSY (queue full), STATE (stopping), NO_MEMORY. No event is sent for a refused request. */
 firn_status firn_engine_submit(firn_engine *engine, const firn_request *request, uint64_t *id, firn_error *err);
+/* Stores everything that is not stored yet, as far as bound_ns allows, while requests go on; then calls done once, on
+ * another thread. What is put meanwhile is not part of the report. Thread-safe. Errors: NO_MEMORY, STATE (stopping):
+ * done is not called. */
+firn_status firn_engine_flush(firn_engine *engine, uint64_t bound_ns,
+                              void (*done)(void *ctx, const firn_flush_report *report), void *ctx, firn_error *err);
+/* Ends a pin in RAM, soon; unknown names are ignored. Thread-safe. */
+void firn_engine_unpin(firn_engine *engine, const char *name);
+/* Forgets where a session ended, in RAM and in the tier. Thread-safe. */
+void firn_engine_forget_session(firn_engine *engine, const char *ns, const char *id);
 /* Asks a request to end; its END event still comes. Unknown ids are ignored. Thread-safe. */
 void firn_engine_cancel(firn_engine *engine, uint64_t id);
 
@@ -125,6 +161,10 @@ typedef struct firn_engine_stats {
     uint64_t n_early_starts;        /* rows that went on before their restore had ended */
     uint64_t n_early_failed;        /* of these, rows whose restore then failed: their prompts were computed */
     uint64_t early_layers;          /* layers that were forwarded while later ones were still being read */
+    uint64_t n_sessions;                 /* remembered in RAM */
+    uint64_t n_generation_checkpoints;   /* stored */
+    uint64_t n_resumed, resumed_tokens;  /* requests that went on from one, and what they did not compute again */
+    uint64_t n_kept_dropped;             /* notes of sessions and checkpoints that found no place in the queue */
     firn_draft_usage draft;
     firn_prefix_stats prefix;
     firn_pool_stats pool;

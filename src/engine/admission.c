@@ -24,11 +24,21 @@ uint64_t firni_projected_bytes(const firn_engine *engine, uint32_t tokens)
     return firni_shapes_bytes(engine->shapes, engine->schema->n_layers, tokens);
 }
 
+/* What a generation checkpoint on its way to the tier keeps of a row that goes on meanwhile: its last block, its state,
+ * and the window before it. */
+static uint64_t generation_bytes(const firn_cache *shape, uint32_t tokens)
+{
+    const bool is_window = (firni_family_of(shape) & FIRNI_FAMILY_WINDOW) != 0;
+    return is_window ? firn_cache_projected_bytes(shape, tokens)
+                     : firn_cache_block_bytes(shape) + (uint64_t)firn_cache_fixed_bytes(shape);
+}
+
 uint64_t firni_request_bytes(const firn_engine *engine, uint32_t tokens)
 {
     uint64_t bytes = firni_draft_request_bytes(engine, tokens);
     for (uint32_t layer = 0; layer < engine->schema->n_layers; layer++) {
         const firn_cache *shape = engine->shapes[layer];
+        bytes += engine->options.checkpoint_tokens > 0 ? generation_bytes(shape, tokens) : 0;
         bytes += firn_cache_working_bytes(shape, tokens, engine->options.chunk_tokens_max);
         bytes += firni_published_bytes(engine, shape, tokens);
     }
@@ -43,15 +53,13 @@ uint64_t firni_unevictable_bytes(const firn_prefix *prefix, uint64_t node_bytes)
     firn_prefix_stats stats;
     firn_prefix_get_stats(prefix, &stats);
     /* A store that is queued or running may hold a tail that the tree has let go of, for a longer one. */
-    return stats.dirty_bytes + stats.reading_bytes + stats.n_queued * node_bytes;
+    return stats.dirty_bytes + stats.pinned_bytes + stats.reading_bytes + stats.n_queued * node_bytes;
 }
 
 /* Bytes of the tree that eviction cannot free: what a lower tier has not stored yet, and the paths before it. */
 static uint64_t unevictable_bytes(const firn_engine *engine)
 {
-    const uint64_t bytes = engine->options.tier != NULL
-                               ? firni_unevictable_bytes(engine->prefix, firni_projected_bytes(engine, 1))
-                               : 0;
+    const uint64_t bytes = firni_unevictable_bytes(engine->prefix, firni_projected_bytes(engine, 1));
     return bytes + firni_draft_unevictable_bytes(engine);
 }
 
@@ -94,6 +102,18 @@ void firni_started_drop(const firn_engine *engine, firni_sequence *sequence)
         sequence->first_logits = NULL;
         sequence->n_cached = 0;
     }
+}
+
+/* A request whose stored tokens were the whole answer. */
+static void end_replayed(firn_engine *engine, firni_sequence *sequence)
+{
+    engine->stats.n_finished++;
+    firn_lease_release(sequence->lease);
+    sequence->lease = NULL;
+    engine->reserved_bytes -= sequence->reserved_bytes;
+    firni_draft_release(sequence);
+    firni_generation_end(engine, sequence);
+    firni_intake_forget(engine, sequence);
 }
 
 /* Serial caches for a row that starts empty. */
@@ -164,12 +184,13 @@ static firn_status join(firn_engine *engine, firni_sequence *sequence, firn_erro
 /* Starts the lookup of a waiting request, so that a tier read runs before its turn comes. */
 static void look_up(firn_engine *engine, firni_sequence *sequence)
 {
-    if (sequence->lease != NULL || sequence->no_cache || engine->prefix == NULL) {
+    if (sequence->lease != NULL || sequence->cache.no_read || engine->prefix == NULL) {
         return;
     }
     /* Without memory for a lease the prompt is computed in full: a benign failure. */
-    if (firn_prefix_acquire(engine->prefix, sequence->tokens, sequence->n_prompt, sequence->ns, &sequence->lease, NULL) !=
-        FIRN_OK) {
+    if (firn_prefix_acquire_with(engine->prefix, sequence->tokens, sequence->n_tokens,
+                                 firni_generation_namespace(sequence), sequence->cache.priority, &sequence->lease,
+                                 NULL) != FIRN_OK) {
         sequence->lease = NULL;
         sequence->usage.cache.reason = FIRN_REASON_NO_MEMORY;
     }
@@ -219,12 +240,24 @@ static void settle_started(firn_engine *engine, firni_sequence *sequence)
     }
 }
 
+/* A request that went on from a checkpoint found more than its prompt. */
+static void clamp_to_prompt(firni_sequence *sequence)
+{
+    firn_lease_info *info = &sequence->usage.cache;
+    if (info->n_tokens > sequence->n_prompt) {
+        info->ram_tokens = info->ram_tokens < sequence->n_prompt ? info->ram_tokens : sequence->n_prompt;
+        info->n_tokens = sequence->n_prompt;
+        info->disk_tokens = info->n_tokens - info->ram_tokens;
+    }
+}
+
 static void admit_one(firn_engine *engine, firni_sequence *sequence)
 {
     if (sequence->lease != NULL) {
         sequence->usage.cache = firn_lease_result(sequence->lease);
         settle_started(engine, sequence);
-    } else if (sequence->no_cache || engine->prefix == NULL) {
+        clamp_to_prompt(sequence);
+    } else if (sequence->cache.no_read || engine->prefix == NULL) {
         sequence->usage.cache.reason = FIRN_REASON_DISABLED;
     }
     firn_error error = { 0 };
@@ -246,7 +279,8 @@ static void admit_one(firn_engine *engine, firni_sequence *sequence)
     }
     firni_draft_join(engine, sequence);
     engine->stats.prompt_tokens += sequence->n_prompt;
-    engine->stats.computed_prompt_tokens += sequence->n_prompt - (sequence->n_cached - n_started);
+    const uint32_t n_found = sequence->n_cached - n_started;
+    engine->stats.computed_prompt_tokens += sequence->n_prompt > n_found ? sequence->n_prompt - n_found : 0;
     if (n_started > 0) {
         /* All of its restore has been verified now: what it computed may be published. */
         sequence->prompt_logits = sequence->n_cached == sequence->n_prompt ? sequence->first_logits : NULL;
@@ -267,6 +301,12 @@ void firni_admit(firn_engine *engine)
         if (atomic_load(&sequence->cancelled)) {
             forget_waiting(engine, link, previous);
             end_unjoined(engine, sequence, FIRN_FINISH_CANCELLED, NULL);
+            continue;
+        }
+        firni_generation_replay(engine, sequence);
+        if (sequence->state == FIRNI_SEQUENCE_ENDED) { /* what it had generated was all */
+            forget_waiting(engine, link, previous);
+            end_replayed(engine, sequence);
             continue;
         }
         memory_left = memory_left && n_ahead++ < engine->options.batch_rows_max &&

@@ -164,12 +164,12 @@ static uint64_t unevictable_bytes(const firn_engine *engine)
 static void look_up(firn_engine *engine, firni_sequence *sequence)
 {
     const firni_draft_model *drafter = engine->draft_model;
-    if (sequence->draft.lease != NULL || sequence->no_cache || drafter->prefix == NULL) {
+    if (sequence->draft.lease != NULL || sequence->cache.no_read || drafter->prefix == NULL) {
         return;
     }
     /* Without memory for a lease the drafter reads the prompt in full: a benign failure. */
-    if (firn_prefix_acquire(drafter->prefix, sequence->tokens, sequence->n_prompt, sequence->ns, &sequence->draft.lease,
-                            NULL) != FIRN_OK) {
+    if (firn_prefix_acquire_with(drafter->prefix, sequence->tokens, sequence->n_prompt, sequence->ns,
+                                 sequence->cache.priority, &sequence->draft.lease, NULL) != FIRN_OK) {
         sequence->draft.lease = NULL;
     }
 }
@@ -222,7 +222,7 @@ void firni_draft_model_publish(firn_engine *engine, uint32_t row)
     const firni_draft_model *drafter = engine->draft_model;
     const firni_sequence *sequence = drafter->rows[row];
     const uint32_t n_read = firn_cache_row_tokens(drafter->caches[0], row);
-    if (drafter->prefix != NULL && !sequence->no_cache) {
+    if (drafter->prefix != NULL && sequence->cache.store != FIRN_STORE_NONE) {
         firni_publish_row(engine->env, drafter->prefix, drafter->caches, drafter->schema->n_layers, row, sequence,
                           n_read);
     }

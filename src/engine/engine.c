@@ -34,10 +34,12 @@ static void publish_stats(firn_engine *engine)
     }
     engine->stats.n_waiting = n_waiting;
     engine->stats.n_running = engine->n_rows;
+    engine->stats.n_sessions = firni_sessions_count(engine->sessions);
     (void)pthread_mutex_lock(&engine->mutex);
     /* These two are counted by the submitting threads. */
     engine->stats.n_submitted = engine->published.n_submitted;
     engine->stats.n_refused = engine->published.n_refused;
+    engine->stats.n_generation_checkpoints = engine->n_generation_checkpoints;
     engine->published = engine->stats;
     (void)pthread_mutex_unlock(&engine->mutex);
 }
@@ -128,6 +130,7 @@ static void *engine_main(void *arg)
         }
         firni_drop_cancelled(engine);
         poll_trees(engine);
+        const bool is_saving = firni_save_advance(engine);
         firni_admit(engine);
         const bool stepped = firni_step(engine);
         publish_stats(engine);
@@ -138,7 +141,7 @@ static void *engine_main(void *arg)
             break;
         }
         uint64_t idle_ns = idle_ns_of_trees(engine);
-        if (engine->waiting_head != NULL && idle_ns > WAIT_NS_MAX) {
+        if ((engine->waiting_head != NULL || is_saving) && idle_ns > WAIT_NS_MAX) {
             idle_ns = WAIT_NS_MAX;
         }
         wait_for_work(engine, idle_ns);
@@ -147,6 +150,7 @@ static void *engine_main(void *arg)
         engine->flush_report = flush_trees(engine);
         publish_stats(engine);
     }
+    firni_saves_abandon(engine, &engine->flush_report);
     return NULL;
 }
 
@@ -220,6 +224,8 @@ static void release(firn_engine *engine)
     if (engine->draft_ops != NULL && engine->draft_ops->destroy != NULL) {
         engine->draft_ops->destroy(engine);
     }
+    firni_keeper_destroy(engine->keeper, engine->flush_bound_ns); /* before what its tasks refer to */
+    firni_sessions_destroy(engine->sessions);
     firn_prefix_destroy(engine->prefix);
     firni_destroy_caches(engine, engine->caches);
     firni_destroy_caches(engine, engine->shapes);
@@ -273,6 +279,12 @@ firn_status firn_engine_create(const firn_engine_options *options, const firn_en
     firn_status status = fill_defaults(&engine->options, err);
     if (status == FIRN_OK) {
         status = allocate(engine, err);
+    }
+    if (status == FIRN_OK && options->tier != NULL) {
+        status = firni_keeper_create(env, &engine->keeper, err);
+    }
+    if (status == FIRN_OK) {
+        status = firni_sessions_create(engine, &engine->sessions, err);
     }
     if (status == FIRN_OK && engine->draft_ops != NULL && engine->draft_ops->create != NULL) {
         status = engine->draft_ops->create(engine, err);

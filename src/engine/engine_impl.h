@@ -36,6 +36,35 @@
 #include "firn/engine.h"
 #include "layout/family_impl.h"
 
+/* ---- keeper.c: what has to do with the disk and need not be waited for ---- */
+
+typedef struct firni_keeper firni_keeper;
+
+/* Something to do on the keeper's thread. Made by whoever posts it; freed by run, or by drop when it found no place. */
+typedef struct firni_task {
+    struct firni_task *next;
+    void (*run)(struct firni_task *task);
+    void (*drop)(struct firni_task *task);
+} firni_task;
+
+firn_status firni_keeper_create(const firn_env *env, firni_keeper **out, firn_error *err);
+/* Runs what is queued until bound_ns are over, drops the rest, waits for the task in hand. Accepts NULL. */
+void firni_keeper_destroy(firni_keeper *keeper, uint64_t bound_ns);
+/* Takes the task. False: the queue was full, and it has been dropped. In order; never blocks. */
+bool firni_keeper_post(firni_keeper *keeper, firni_task *task);
+
+/* ---- session.c ---- */
+
+typedef struct firni_sessions firni_sessions;
+
+firn_status firni_sessions_create(firn_engine *engine, firni_sessions **out, firn_error *err);
+void firni_sessions_destroy(firni_sessions *sessions); /* accepts NULL; the keeper is gone */
+
+/* ---- save.c ---- */
+
+typedef struct firni_save firni_save;
+typedef struct firni_unpin firni_unpin;
+
 typedef enum firni_sequence_state {
     FIRNI_SEQUENCE_WAITING = 0, /* not in the batch */
     FIRNI_SEQUENCE_RUNNING = 1, /* has a row */
@@ -58,7 +87,13 @@ typedef struct firni_sequence {
     uint32_t branch_at;       /* block boundary before the place where the prompt left what was stored; 0: nowhere */
     char *ns;
     bool ignore_end;
-    bool no_cache;
+    firn_cache_policy cache;
+    bool only_prefill;
+    char *pin;
+    uint64_t pin_until_wall_ns;
+    char *session;
+    struct firni_generation_keep *keep; /* its checkpoints; NULL: none */
+    firn_finish finish;       /* of one that has ended */
     uint32_t n_logprobs;
     firn_sampler *sampler;
     firni_text_stream *stream;
@@ -112,6 +147,13 @@ struct firn_engine {
     uint64_t reserved_bytes;
     firn_engine_stats stats;     /* counters; copied to `published` after each step */
 
+    firni_keeper *keeper;        /* NULL without a tier */
+    firni_sessions *sessions;
+    firni_save *saves;           /* flushes that were asked for; guarded by mutex, but for the first once it has begun */
+    bool is_saving;
+    firni_unpin *unpins;         /* guarded by mutex */
+    uint64_t n_generation_checkpoints; /* guarded by mutex: counted by the keeper's thread */
+
     const firni_draft_ops *draft_ops; /* NULL: no speculation */
     struct firni_draft_model *draft_model; /* state of that source, or NULL */
     firni_draft_gate draft_gate;
@@ -128,9 +170,8 @@ struct firn_engine {
 /* ---- sequence.c ---- */
 
 /* Copies the request; *out is freed with firni_sequence_destroy. */
-firn_status firni_sequence_create(const firn_request *request, uint32_t max_tokens, uint32_t n_vocab,
-                                  bool strips_leading_space, uint64_t id, const firn_env *env, firni_sequence **out,
-                                  firn_error *err);
+firn_status firni_sequence_create(firn_engine *engine, const firn_request *request, uint32_t max_tokens, uint64_t id,
+                                  firni_sequence **out, firn_error *err);
 void firni_sequence_destroy(firni_sequence *sequence); /* accepts NULL */
 /* Sends END once; later calls do nothing. `text` is what the stop or the end released. */
 void firni_sequence_end(firni_sequence *sequence, firn_finish finish, const char *stop_string, const char *text,
@@ -138,6 +179,38 @@ void firni_sequence_end(firni_sequence *sequence, firn_finish finish, const char
 /* Takes a chosen token: appends, sends TOKEN, ends the sequence when it is finished. */
 void firni_sequence_take_token(firni_sequence *sequence, firn_token token, const float *logits, uint32_t n_vocab,
                                const firn_tokenizer *tokenizer);
+
+/* Takes a token that was generated before: as above, without logits and without a row. */
+void firni_sequence_replay_token(firni_sequence *sequence, firn_token token, const firn_tokenizer *tokenizer);
+
+/* ---- session.c ---- */
+
+/* How the request stands to its session; on the submitting thread, before it is queued. */
+void firni_session_begin(firn_engine *engine, firni_sequence *sequence);
+/* Where the row ended. On the engine thread. */
+void firni_session_note(firn_engine *engine, const firni_sequence *sequence);
+uint64_t firni_sessions_count(firni_sessions *sessions);
+
+/* ---- generation.c ---- */
+
+/* Gives the sequence checkpoints, and what an earlier one of the same id left; on the submitting thread. *seed: the
+ * random numbers' of the request, replaced by those of the earlier one. */
+void firni_generation_begin(firn_engine *engine, const firn_request *request, firni_sequence *sequence, uint64_t *seed);
+/* Sends what was generated before. Call once, before the lookup. */
+void firni_generation_replay(firn_engine *engine, firni_sequence *sequence);
+/* After a step: stores a checkpoint of the row when one is due. */
+void firni_generation_progress(firn_engine *engine, uint32_t row);
+/* The request has ended: nothing of it is needed any more, unless the engine stops and it may come back. */
+void firni_generation_end(firn_engine *engine, firni_sequence *sequence);
+void firni_generation_destroy_keep(firni_sequence *sequence);
+/* The namespace that the sequence is looked up in. */
+const char *firni_generation_namespace(const firni_sequence *sequence);
+
+/* ---- save.c ---- */
+
+/* Goes on with flushes and ends pins; returns whether it waits for something. */
+bool firni_save_advance(firn_engine *engine);
+void firni_saves_abandon(firn_engine *engine, const firn_flush_report *report); /* all that are left get this answer */
 
 /* ---- intake.c ---- */
 

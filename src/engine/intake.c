@@ -7,6 +7,8 @@
 
 #include "engine/engine_impl.h"
 
+enum { SESSION_BYTES_MAX = 128, REQUEST_ID_BYTES_MAX = 64 };
+
 void firni_engine_wake(void *ctx)
 {
     firn_engine *engine = ctx;
@@ -32,8 +34,9 @@ static firn_status resolve_max_tokens(const firn_engine *engine, const firn_requ
     }
     firn_pool_stats pool;
     firn_pool_get_stats(engine->options.pool, &pool);
-    uint32_t max_tokens = request->max_tokens != 0 ? request->max_tokens : ctx_max - request->n_prompt;
-    while (request->max_tokens == 0 && max_tokens > 1 &&
+    const uint32_t n_asked = request->only_prefill ? 1 : request->max_tokens;
+    uint32_t max_tokens = n_asked != 0 ? n_asked : ctx_max - request->n_prompt;
+    while (n_asked == 0 && max_tokens > 1 &&
            firni_request_bytes(engine, request->n_prompt + max_tokens) > pool.budget_bytes) {
         max_tokens /= 2;
     }
@@ -69,6 +72,24 @@ static firn_status check_request(const firn_engine *engine, const firn_request *
     if (request->ns != NULL && strlen(request->ns) > FIRN_NAMESPACE_BYTES_MAX) {
         return firni_fail(err, FIRN_ERR_INVALID, "cache namespace: longer than %d bytes", FIRN_NAMESPACE_BYTES_MAX);
     }
+    if (request->cache.store > FIRN_STORE_NONE || request->cache.priority < FIRN_PRIORITY_MIN ||
+        request->cache.priority > FIRN_PRIORITY_MAX) {
+        return firni_fail(err, FIRN_ERR_INVALID, "cache: store %d or priority %d is out of range",
+                          (int)request->cache.store, request->cache.priority);
+    }
+    if (request->pin != NULL && (!request->only_prefill || request->pin[0] == '\0' ||
+                                 strlen(request->pin) > FIRN_KEEP_NAME_BYTES_MAX)) {
+        return firni_fail(err, FIRN_ERR_INVALID, "a pin needs a name of at most %d bytes, and a request that only reads",
+                          FIRN_KEEP_NAME_BYTES_MAX);
+    }
+    if (request->session != NULL && (request->session[0] == '\0' || strlen(request->session) > SESSION_BYTES_MAX)) {
+        return firni_fail(err, FIRN_ERR_INVALID, "session: 1 to %d bytes", SESSION_BYTES_MAX);
+    }
+    if (request->request_id != NULL && (request->request_id[0] == '\0' ||
+                                        strlen(request->request_id) > REQUEST_ID_BYTES_MAX ||
+                                        strchr(request->request_id, FIRN_NAMESPACE_BELOW) != NULL)) {
+        return firni_fail(err, FIRN_ERR_INVALID, "request id: 1 to %d bytes without U+001F", REQUEST_ID_BYTES_MAX);
+    }
     return firn_sampling_check(&request->sampling, engine->n_vocab, err);
 }
 
@@ -96,9 +117,7 @@ firn_status firn_engine_submit(firn_engine *engine, const firn_request *request,
     }
     firni_sequence *sequence = NULL;
     if (status == FIRN_OK) {
-        const firn_tokenizer *tokenizer = firn_model_tokenizer(engine->options.model);
-        status = firni_sequence_create(request, max_tokens, engine->n_vocab, firn_tokenizer_strips_leading_space(tokenizer),
-                                       new_id, engine->env, &sequence, err);
+        status = firni_sequence_create(engine, request, max_tokens, new_id, &sequence, err);
     }
     (void)pthread_mutex_lock(&engine->mutex);
     if (status == FIRN_OK && engine->stopping) {

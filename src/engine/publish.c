@@ -37,8 +37,8 @@ void firni_publish_row(const firn_env *env, firn_prefix *prefix, firn_cache *con
     }
     if (complete) {
         firn_reason reason;
-        (void)firn_prefix_put(prefix, sequence->tokens, n_tokens, sequence->ns, (const firn_cache *const *)serial,
-                              &reason);
+        (void)firn_prefix_put_with(prefix, sequence->tokens, n_tokens, sequence->ns, (const firn_cache *const *)serial,
+                                   sequence->cache, &reason);
     }
     firni_caches_release(env, serial, n_layers);
 }
@@ -46,7 +46,7 @@ void firni_publish_row(const firn_env *env, firn_prefix *prefix, firn_cache *con
 void firni_publish(firn_engine *engine, uint32_t row)
 {
     const firni_sequence *sequence = engine->rows[row];
-    if (engine->prefix != NULL && !sequence->no_cache) {
+    if (engine->prefix != NULL && sequence->cache.store != FIRN_STORE_NONE) {
         firni_publish_row(engine->env, engine->prefix, engine->caches, engine->schema->n_layers, row, sequence,
                           sequence->n_cached);
     }
@@ -74,7 +74,7 @@ uint32_t firni_publish_chunk(const firn_engine *engine, const firni_sequence *se
 {
     const bool in_parts = (engine->families & (FIRNI_FAMILY_WINDOW | FIRNI_FAMILY_FIXED)) != 0;
     const uint32_t before = sequence->n_cached;
-    if (engine->prefix == NULL || sequence->no_cache || !in_parts || !is_reading(sequence, before)) {
+    if (engine->prefix == NULL || sequence->cache.store == FIRN_STORE_NONE || !in_parts || !is_reading(sequence, before)) {
         return count;
     }
     const uint32_t wanted =

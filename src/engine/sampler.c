@@ -161,6 +161,16 @@ void firn_sampler_accept(firn_sampler *sampler, firn_token token, bool is_prompt
     firni_sampler_seen_accept(&sampler->seen, token, is_prompt);
 }
 
+uint64_t firni_sampler_choices(const firn_sampler *sampler)
+{
+    return sampler->n_choices;
+}
+
+void firni_sampler_skip(firn_sampler *sampler, uint64_t n_choices)
+{
+    sampler->n_choices = n_choices;
+}
+
 /* Uniform in [0, 1): 53 bits of the number of the request's sequence that belongs to this choice. */
 static double uniform_of(const firn_sampler *sampler, uint64_t choice)
 {

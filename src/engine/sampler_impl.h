@@ -52,6 +52,11 @@ FIRNI_INLINE uint64_t firni_mix64(uint64_t x)
  * number, and the penalties of what was seen so far. A guess, which changes nothing. */
 firn_token firni_sampler_guess(firn_sampler *sampler, const float *logits, uint32_t n_ahead);
 
+/* How many random numbers were drawn, and going on as if so many had been: with the seed, all the state there is beside
+ * the tokens that were accepted. */
+uint64_t firni_sampler_choices(const firn_sampler *sampler);
+void firni_sampler_skip(firn_sampler *sampler, uint64_t n_choices);
+
 /* ---- penalties ------------------------------------------------------------------------------------------------ */
 
 /* What was seen. Arrays are NULL when their penalty is off. */

@@ -6,10 +6,11 @@
 
 #include "engine/engine_impl.h"
 
-firn_status firni_sequence_create(const firn_request *request, uint32_t max_tokens, uint32_t n_vocab,
-                                  bool strips_leading_space, uint64_t id, const firn_env *env, firni_sequence **out,
-                                  firn_error *err)
+firn_status firni_sequence_create(firn_engine *engine, const firn_request *request, uint32_t max_tokens, uint64_t id,
+                                  firni_sequence **out, firn_error *err)
 {
+    const firn_env *env = engine->env;
+    const firn_tokenizer *tokenizer = firn_model_tokenizer(engine->options.model);
     *out = NULL;
     firn_status status = FIRN_ERR_NO_MEMORY;
     firni_sequence *sequence = firni_calloc(env, 1, sizeof *sequence);
@@ -23,7 +24,9 @@ firn_status firni_sequence_create(const firn_request *request, uint32_t max_toke
         .n_tokens = request->n_prompt,
         .max_tokens = max_tokens,
         .ignore_end = request->ignore_end,
-        .no_cache = request->no_cache,
+        .cache = request->no_cache ? (firn_cache_policy){ .no_read = true, .store = FIRN_STORE_NONE } : request->cache,
+        .only_prefill = request->only_prefill,
+        .pin_until_wall_ns = request->pin_until_wall_ns,
         .n_logprobs = request->n_logprobs,
         .on_event = request->on_event,
         .ctx = request->ctx,
@@ -33,7 +36,10 @@ firn_status firni_sequence_create(const firn_request *request, uint32_t max_toke
     sequence->tokens = firni_calloc(env, (size_t)request->n_prompt + max_tokens, sizeof *sequence->tokens);
     sequence->ns = firni_strdup(env, request->ns != NULL ? request->ns : "");
     sequence->stops = firni_calloc(env, (size_t)request->n_stops + 1, sizeof *sequence->stops);
-    if (sequence->tokens == NULL || sequence->ns == NULL || sequence->stops == NULL) {
+    sequence->pin = request->pin != NULL ? firni_strdup(env, request->pin) : NULL;
+    sequence->session = request->session != NULL ? firni_strdup(env, request->session) : NULL;
+    if (sequence->tokens == NULL || sequence->ns == NULL || sequence->stops == NULL ||
+        (request->pin != NULL && sequence->pin == NULL) || (request->session != NULL && sequence->session == NULL)) {
         goto fail;
     }
     memcpy(sequence->tokens, request->prompt, request->n_prompt * sizeof *sequence->tokens);
@@ -49,7 +55,9 @@ firn_status firni_sequence_create(const firn_request *request, uint32_t max_toke
         sampling.has_seed = true;
         sampling.seed = sequence->submitted_ns ^ (id * 0x9e3779b97f4a7c15u);
     }
-    status = firn_sampler_create(&sampling, n_vocab, env, &sequence->sampler, err);
+    firni_session_begin(engine, sequence);
+    firni_generation_begin(engine, request, sequence, &sampling.seed);
+    status = firn_sampler_create(&sampling, engine->n_vocab, env, &sequence->sampler, err);
     if (status == FIRN_OK) {
         status = firni_text_stream_create((const char *const *)sequence->stops, sequence->n_stops, env, &sequence->stream, err);
     }
@@ -57,7 +65,7 @@ firn_status firni_sequence_create(const firn_request *request, uint32_t max_toke
         firni_sequence_destroy(sequence);
         return status;
     }
-    if (request->is_new_text && strips_leading_space) {
+    if (request->is_new_text && firn_tokenizer_strips_leading_space(tokenizer)) {
         firni_text_stream_strip_leading_space(sequence->stream);
     }
     for (uint32_t i = 0; i < sequence->n_prompt; i++) {
@@ -86,6 +94,9 @@ void firni_sequence_destroy(firni_sequence *sequence)
         firni_free(env, sequence->stops[i]);
     }
     firni_free(env, sequence->stops);
+    firni_generation_destroy_keep(sequence);
+    firni_free(env, sequence->pin);
+    firni_free(env, sequence->session);
     firni_free(env, sequence->ns);
     firni_free(env, sequence->tokens);
     firni_free(env, sequence);
@@ -98,6 +109,7 @@ void firni_sequence_end(firni_sequence *sequence, firn_finish finish, const char
         return;
     }
     sequence->state = FIRNI_SEQUENCE_ENDED;
+    sequence->finish = finish;
     sequence->usage.total_ns = firni_now_ns(sequence->env) - sequence->submitted_ns;
     const firn_event event = {
         .kind = FIRN_EVENT_END,
@@ -120,10 +132,10 @@ static void end_with_held_text(firni_sequence *sequence, firn_finish finish)
     firni_sequence_end(sequence, finish, NULL, text, len_text, NULL);
 }
 
-void firni_sequence_take_token(firni_sequence *sequence, firn_token token, const float *logits, uint32_t n_vocab,
-                               const firn_tokenizer *tokenizer)
+/* Without logits: no log-probabilities. */
+static void take(firni_sequence *sequence, firn_token token, const float *logits, uint32_t n_vocab,
+                 const firn_tokenizer *tokenizer)
 {
-    assert(sequence->n_cached == sequence->n_tokens);
     if (sequence->usage.completion_tokens == 0) {
         sequence->usage.first_token_ns = firni_now_ns(sequence->env) - sequence->submitted_ns;
     }
@@ -136,7 +148,7 @@ void firni_sequence_take_token(firni_sequence *sequence, firn_token token, const
     firn_sampler_accept(sequence->sampler, token, false);
 
     firn_logprobs logprobs;
-    if (sequence->n_logprobs > 0) {
+    if (sequence->n_logprobs > 0 && logits != NULL) {
         firn_logprobs_compute(logits, n_vocab, token, sequence->n_logprobs - 1, &logprobs);
     }
     uint32_t len_piece = 0;
@@ -158,4 +170,17 @@ void firni_sequence_take_token(firni_sequence *sequence, firn_token token, const
     } else if (sequence->usage.completion_tokens >= sequence->max_tokens) {
         end_with_held_text(sequence, FIRN_FINISH_LENGTH);
     }
+}
+
+void firni_sequence_take_token(firni_sequence *sequence, firn_token token, const float *logits, uint32_t n_vocab,
+                               const firn_tokenizer *tokenizer)
+{
+    assert(sequence->n_cached == sequence->n_tokens);
+    take(sequence, token, logits, n_vocab, tokenizer);
+}
+
+void firni_sequence_replay_token(firni_sequence *sequence, firn_token token, const firn_tokenizer *tokenizer)
+{
+    assert(sequence->state == FIRNI_SEQUENCE_WAITING && sequence->n_logprobs == 0);
+    take(sequence, token, NULL, 0, tokenizer);
 }

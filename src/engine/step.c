@@ -23,6 +23,8 @@ static void remove_ended(firn_engine *engine)
     for (uint32_t row = 0; row < engine->n_rows; row++) {
         if (engine->rows[row]->state == FIRNI_SEQUENCE_ENDED) {
             firni_publish(engine, row);
+            firni_session_note(engine, engine->rows[row]);
+            firni_generation_end(engine, engine->rows[row]);
         } else {
             engine->step_keep[n_keep++] = row;
         }
@@ -190,6 +192,10 @@ static void sample(firn_engine *engine, uint64_t forward_ns)
         }
         if (engine->step_counts[row] > 0 && sequence->n_cached == sequence->n_tokens) {
             sequence->prompt_logits = before < sequence->n_prompt ? logits : NULL;
+        }
+        if (engine->step_counts[row] > 0 && sequence->n_cached == sequence->n_tokens && sequence->only_prefill) {
+            logits += engine->n_vocab; /* ends once it has been put and pinned */
+        } else if (engine->step_counts[row] > 0 && sequence->n_cached == sequence->n_tokens) {
             firni_verify_row(engine, sequence, logits);
             logits += (size_t)(1 + n_guesses) * engine->n_vocab;
         }
@@ -222,11 +228,36 @@ static void end_maintenance(firn_engine *engine)
     }
 }
 
+/* A request that only reads has read all of it: its state goes into the tree, and is pinned there. */
+static void end_prefill(firn_engine *engine, uint32_t row)
+{
+    firni_sequence *sequence = engine->rows[row];
+    firn_error error = { 0 };
+    firn_status status = FIRN_OK;
+    firni_publish(engine, row);
+    if (sequence->pin != NULL && engine->prefix == NULL) {
+        status = firni_fail(&error, FIRN_ERR_UNSUPPORTED, "there is no cache to pin \"%.60s\" in", sequence->pin);
+    } else if (sequence->pin != NULL) {
+        status = firn_prefix_pin(engine->prefix, sequence->pin, sequence->tokens, sequence->n_prompt, sequence->ns,
+                                 sequence->pin_until_wall_ns, &error);
+    }
+    engine->stats.n_finished += status == FIRN_OK;
+    engine->stats.n_failed += status != FIRN_OK;
+    firni_sequence_end(sequence, status == FIRN_OK ? FIRN_FINISH_LENGTH : FIRN_FINISH_ERROR, NULL, NULL, 0,
+                       status == FIRN_OK ? NULL : &error);
+}
+
 /* Others with the same beginning need not wait for a request's end. */
 static void publish_progress(firn_engine *engine)
 {
     for (uint32_t row = 0; row < engine->n_rows; row++) {
+        firni_sequence *sequence = engine->rows[row];
         firni_publish_progress(engine, row, engine->step_kept[row]);
+        if (sequence->only_prefill && sequence->n_cached == sequence->n_tokens) {
+            end_prefill(engine, row);
+        } else if (sequence->state == FIRNI_SEQUENCE_RUNNING) {
+            firni_generation_progress(engine, row);
+        }
     }
 }
 
