@@ -19,6 +19,7 @@
 #include "firn/identity.h"
 #include "firn/keep.h"
 #include "firn/prefix.h"
+#include "firn/session_file.h"
 #include "firn/status.h"
 #include "firn/tier.h"
 #include "firn/workers.h"
