@@ -100,7 +100,7 @@ void firni_publish_progress(firn_engine *engine, uint32_t row, uint32_t n_kept)
                              : (engine->families & FIRNI_FAMILY_WINDOW) != 0)) {
         firni_publish(engine, row);
     }
-    if (sequence->prompt_logits != NULL && engine->prefix != NULL && !sequence->no_cache) {
+    if (sequence->prompt_logits != NULL && engine->prefix != NULL && sequence->cache.store != FIRN_STORE_NONE) {
         firn_prefix_keep_logits(engine->prefix, sequence->tokens, sequence->n_prompt, sequence->ns,
                                 sequence->prompt_logits, engine->n_vocab);
     }
