@@ -152,7 +152,8 @@ bool firn_prefix_put_with(firn_prefix *prefix, const firn_token *tokens, uint32_
                           const firn_cache *const *caches, firn_cache_policy policy, firn_reason *reason);
 
 /* Keeps a path that the tree holds, and can resume at its end, until a date (nanoseconds since 1970). A pin of the same
- * name is replaced. Errors: NOT_FOUND, CAPACITY (pins take at most half of the budget), NO_MEMORY: nothing changed. */
+ * name is replaced. Errors: NOT_FOUND, CAPACITY (pins take at most half of the budget), INVALID (less than min_tokens),
+ * NO_MEMORY: nothing changed. */
 firn_status firn_prefix_pin(firn_prefix *prefix, const char *name, const firn_token *tokens, uint32_t n_tokens,
                             const char *ns, uint64_t until_wall_ns, firn_error *err);
 bool firn_prefix_unpin(firn_prefix *prefix, const char *name); /* whether there was one */

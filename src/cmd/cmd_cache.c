@@ -13,6 +13,8 @@ static const firni_command *const verbs[] = {
     &firni_cache_ls,
     &firni_cache_verify,
     &firni_cache_fsck,
+    &firni_cache_export,
+    &firni_cache_import,
     &firni_cache_wipe,
     &firni_cache_replay,
 };

@@ -11,15 +11,23 @@
 #include "base/base_impl.h"
 #include "cmd/stack.h"
 #include "cmd/stop_signal.h"
+#include "cmd/warm_files.h"
 #include "server/server_impl.h"
+
+#define FLUSH_BOUND_NS (UINT64_C(60) * 1000000000u)
+#define KEYS_BYTES_MAX ((size_t)1 << 24)
 
 typedef struct serve_options {
     firni_stack_options stack;
     firni_server_options server;
     const char *config;
     const char *log_level;
+    const char *keys_path;
+    const char *warm_path;
+    uint64_t warm_ttl_ns;
     uint64_t stop_ns;
     uint64_t idle_ns;
+    firni_api_keys keys;
 } serve_options;
 
 static firn_log_level level_of(const char *name)
@@ -93,6 +101,45 @@ static void print_flushed(const firn_flush_report *report)
     (void)fflush(stdout);
 }
 
+/* ---- what is done while serving -------------------------------------------------------------------------------- */
+
+/* On the keeper's thread. */
+static void on_flushed(void *ctx, const firn_flush_report *report)
+{
+    (void)ctx;
+    (void)printf("flushed: %s, %" PRIu64 " saved, %" PRIu64 " missing, %" PRIu64 " failed (%.1f s)\n",
+                 report->durable ? "durable" : "not durable", report->n_flushed, report->n_missing, report->n_failed,
+                 (double)report->elapsed_ns * 1e-9);
+    (void)fflush(stdout);
+}
+
+/* SIGUSR1, on the signal thread. */
+static void flush_on_signal(void *ctx)
+{
+    (void)firn_engine_flush(ctx, FLUSH_BOUND_NS, on_flushed, NULL, NULL);
+}
+
+/* The file of keys, which nobody else should be able to read. */
+static int read_keys(const firni_command *self, serve_options *options, const firn_env *env)
+{
+    size_t n_bytes;
+    firn_error err = { 0 };
+    if (options->keys_path == NULL) {
+        return 0;
+    }
+    char *text = firni_cmd_read_file(self, options->keys_path, KEYS_BYTES_MAX, &n_bytes);
+    if (text == NULL) {
+        return 1;
+    }
+    const firn_status status = firni_api_keys_parse(text, env, &options->keys, &err);
+    free(text);
+    if (status != FIRN_OK) {
+        return firni_cmd_fail(self, "%s: %s", options->keys_path, err.message);
+    }
+    options->server.keys = &options->keys;
+    return 0;
+}
+
 /* From open to closed. Everything that was opened is closed on every path, in reverse. */
 static int serve(const firni_command *self, serve_options *options, const firn_env *env)
 {
@@ -100,8 +147,13 @@ static int serve(const firni_command *self, serve_options *options, const firn_e
     firni_stop_signal *stop = NULL;
     firni_stack *stack = NULL;
     firni_server *server = NULL;
+    firni_warmer warmer = { .env = env };
+    bool has_warmer = false;
     int exit_status = 1;
 
+    if (read_keys(self, options, env) != 0) {
+        return 1;
+    }
     if (firni_stop_signal_create(env, &stop, &err) != FIRN_OK ||
         firni_stack_open(&options->stack, env, &stack, &err) != FIRN_OK) {
         (void)firni_cmd_fail(self, "%s", err.message);
@@ -115,14 +167,30 @@ static int serve(const firni_command *self, serve_options *options, const firn_e
     options->server.model = stack->model;
     options->server.ctx_tokens_max = options->stack.ctx_tokens_max;
     options->server.disk_state = stack->disk_state;
+    options->server.tier = stack->disk_state == FIRN_REASON_NONE ? stack->tier : NULL;
+    options->server.pool = stack->pool;
+    options->server.warmer = &warmer;
+    warmer = (firni_warmer){ .engine = stack->engine,
+                             .tier = options->server.tier,
+                             .model = stack->model,
+                             .parent = options->server.parent,
+                             .ttl_ns = options->warm_ttl_ns,
+                             .env = env };
+    firni_warmer_init(&warmer);
+    has_warmer = true;
+    if (options->warm_path != NULL && firni_warm_files(self, &warmer, options->warm_path) != 0) {
+        goto done;
+    }
     if (firni_server_start(&options->server, env, &server, &err) != FIRN_OK) {
         (void)firni_cmd_fail(self, "%s", err.message);
         goto done;
     }
     firni_stop_signal_arm(stop);
+    firni_stop_signal_on_user(stop, flush_on_signal, stack->engine);
     print_ready(stack, server, options->server.api_key);
 
     (void)firni_stop_signal_wait(stop);
+    firni_stop_signal_on_user(stop, NULL, NULL);
     (void)printf("stopping: running requests have %.0f s (once more ends it at once)\n",
                  (double)options->stop_ns * 1e-9 / 2);
     (void)fflush(stdout);
@@ -140,6 +208,10 @@ done:;
     if (served && has_disk) {
         print_flushed(&report);
     }
+    if (has_warmer) {
+        firni_warmer_deinit(&warmer);
+    }
+    firni_api_keys_deinit(&options->keys);
     firni_stop_signal_destroy(stop);
     return exit_status;
 }
@@ -154,7 +226,9 @@ static int run(const firni_command *self, int argc, char **argv)
         .log_level = "warn",
         .stop_ns = UINT64_C(10) * 1000000000u,
         .idle_ns = UINT64_C(60) * 1000000000u,
+        .warm_ttl_ns = UINT64_C(86400) * 1000000000u,
     };
+    options.server.import_bytes_max = UINT64_C(1) << 30;
     static char label[] = "loading the model";
     options.stack.progress_label = label;
     /* clang-format off */
@@ -166,6 +240,22 @@ static int run(const firni_command *self, int argc, char **argv)
           .help = "port to listen on (0: any free one)", .min = 0, .max = 65535 },
         { .name = "api-key", .kind = FIRNI_FLAG_STRING, .target = &options.server.api_key, .value_name = "KEY",
           .help = "key that requests must carry; better in the environment as FIRN_API_KEY" },
+        { .name = "keys", .kind = FIRNI_FLAG_STRING, .target = &options.keys_path, .value_name = "FILE",
+          .help = "users' keys: lines of a key, the cache namespace it is bound to, and perhaps that one's parent" },
+        { .name = "parent", .kind = FIRNI_FLAG_STRING, .target = &options.server.parent, .value_name = "NAMESPACE",
+          .help = "cache namespace that all requests read and none writes: for warm-ups" },
+        { .name = "warm", .kind = FIRNI_FLAG_STRING, .target = &options.warm_path, .value_name = "FILE|DIR",
+          .help = "read these prompts before the first request, and pin them: .txt, or .json with prompt or messages" },
+        { .name = "warm-ttl", .kind = FIRNI_FLAG_SECONDS, .target = &options.warm_ttl_ns, .value_name = "TIME",
+          .help = "how long a warm-up stays pinned that says no other", .min = 1, .max = 315360000 },
+        { .name = "checkpoint-tokens", .kind = FIRNI_FLAG_U32, .target = &options.stack.checkpoint_tokens,
+          .value_name = "N", .help = "requests with firn_request_id can go on after a crash: store their state every N "
+          "generated tokens (0: no)", .min = 0, .max = 1048576 },
+        { .name = "checkpoint-ttl", .kind = FIRNI_FLAG_SECONDS, .target = &options.stack.checkpoint_ttl_ns,
+          .value_name = "TIME", .help = "how long such a state is kept that nobody comes back for (0: 1h)" },
+        { .name = "max-import", .kind = FIRNI_FLAG_BYTES, .target = &options.server.import_bytes_max,
+          .value_name = "BYTES", .help = "largest session that is imported or exported", .min = 4096,
+          .max = 1099511627776.0 },
         { .name = "cors", .kind = FIRNI_FLAG_STRING, .target = &options.server.cors_origin, .value_name = "ORIGIN",
           .help = "origin whose pages may call this server, or * (default: none)" },
         { .name = "max-body", .kind = FIRNI_FLAG_BYTES, .target = &options.server.body_bytes_max, .value_name = "BYTES",
@@ -208,7 +298,9 @@ const firni_command firni_cmd_serve = {
     .summary = "serve a model over the OpenAI HTTP API",
     .synopsis = "serve [-m MODEL.gguf] [flags]",
     .details =
-        "Endpoints: POST /v1/completions, POST /v1/chat/completions, GET /v1/models, GET /health, GET /metrics.\n"
+        "Endpoints: POST /v1/completions, POST /v1/chat/completions, GET /v1/models, GET /health, GET /metrics; and,\n"
+        "to keep state, POST /v1/firn/warm, POST /v1/firn/flush (or SIGUSR1), GET and DELETE /v1/firn/pins,\n"
+        "GET /v1/firn/sessions, GET .../ID/export, POST .../import: see docs/OPERATIONS.md.\n"
         "State is kept in RAM and, across restarts, in the cache directory. One directory serves several models,\n"
         "one process at a time.",
     .run = run,

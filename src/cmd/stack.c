@@ -217,6 +217,8 @@ static firn_status open_engine(firni_stack *stack, const firni_stack_options *op
         .draft_tier = stack->draft_tier,
         .draft_tokens_max = options->draft_tokens_max,
         .draft_always = options->draft_always,
+        .checkpoint_tokens = options->checkpoint_tokens,
+        .checkpoint_ttl_ns = options->checkpoint_ttl_ns,
     };
     return firn_engine_create(&engine_options, stack->env, &stack->engine, err);
 }

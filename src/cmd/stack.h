@@ -38,6 +38,8 @@ typedef struct firni_stack_options {
     const char *durability;      /* "none", "batch" or "always"; NULL: "batch" */
     uint64_t ttl_ns;             /* 0: no limit */
     uint64_t disk_min_free_bytes; /* 0: the tier's default */
+    uint32_t checkpoint_tokens;  /* of a request with an id, every so many generated tokens; 0: none */
+    uint64_t checkpoint_ttl_ns;  /* 0: 1 h */
     bool disk_share;             /* when another process is the writer, read its cache and store nothing */
     const char *policy;          /* which state leaves RAM first: "lru" or "cost"; NULL: "lru" */
     const char *admission;       /* what may come in: "always" or "second"; NULL: "always" */

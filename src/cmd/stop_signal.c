@@ -20,6 +20,8 @@ struct firni_stop_signal {
     bool armed, quit;
     void (*on_stop)(void *ctx);
     void *on_stop_ctx;
+    void (*on_user)(void *ctx); /* SIGUSR1 */
+    void *on_user_ctx;
     int received;            /* the first signal after arming, or 0 */
 };
 
@@ -33,6 +35,15 @@ static void *wait_for_signals(void *ctx)
             continue;
         }
         (void)pthread_mutex_lock(&stop->mutex);
+        if (number == SIGUSR1 && !stop->quit) {
+            void (*const on_user)(void *ctx) = stop->on_user;
+            void *const on_user_ctx = stop->on_user_ctx;
+            (void)pthread_mutex_unlock(&stop->mutex);
+            if (on_user != NULL) {
+                on_user(on_user_ctx);
+            }
+            continue;
+        }
         const bool quit = stop->quit;
         const bool at_once = !quit && (!stop->armed || stop->received != 0);
         if (!quit && !at_once) {
@@ -65,6 +76,7 @@ firn_status firni_stop_signal_create(const firn_env *env, firni_stop_signal **ou
     (void)sigemptyset(&stop->signals);
     (void)sigaddset(&stop->signals, SIGINT);
     (void)sigaddset(&stop->signals, SIGTERM);
+    (void)sigaddset(&stop->signals, SIGUSR1);
     struct sigaction hangup;
     if (sigaction(SIGHUP, NULL, &hangup) == 0 && hangup.sa_handler != SIG_IGN) { /* nohup: it is not to count */
         (void)sigaddset(&stop->signals, SIGHUP);
@@ -97,6 +109,14 @@ void firni_stop_signal_arm_call(firni_stop_signal *stop, void (*on_stop)(void *c
     stop->armed = true;
     stop->on_stop = on_stop;
     stop->on_stop_ctx = ctx;
+    (void)pthread_mutex_unlock(&stop->mutex);
+}
+
+void firni_stop_signal_on_user(firni_stop_signal *stop, void (*on_user)(void *ctx), void *ctx)
+{
+    (void)pthread_mutex_lock(&stop->mutex);
+    stop->on_user = on_user;
+    stop->on_user_ctx = ctx;
     (void)pthread_mutex_unlock(&stop->mutex);
 }
 

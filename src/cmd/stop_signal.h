@@ -20,6 +20,8 @@ void firni_stop_signal_arm(firni_stop_signal *stop);
 /* The same, and the first signal also calls on_stop(ctx) on the signal thread: for a command that waits for something
  * else as well. ctx lives until firni_stop_signal_destroy(). */
 void firni_stop_signal_arm_call(firni_stop_signal *stop, void (*on_stop)(void *ctx), void *ctx);
+/* Each SIGUSR1 calls on_user(ctx) on the signal thread, which must not wait for long; NULL: it is ignored. */
+void firni_stop_signal_on_user(firni_stop_signal *stop, void (*on_user)(void *ctx), void *ctx);
 /* Waits for the first signal and returns its number. */
 int firni_stop_signal_wait(firni_stop_signal *stop);
 /* Ends the thread; the signals stay blocked. Accepts NULL. */

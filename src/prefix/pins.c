@@ -75,6 +75,10 @@ firn_status firn_prefix_pin(firn_prefix *prefix, const char *name, const firn_to
                             const char *ns, uint64_t until_wall_ns, firn_error *err)
 {
     firni_inbox_drain(prefix);
+    if (n_tokens < prefix->options.min_tokens) {
+        return firni_fail(err, FIRN_ERR_INVALID, "pin \"%.60s\" has %u tokens; less than %u are sooner computed than kept",
+                          name, n_tokens, prefix->options.min_tokens);
+    }
     const firni_match match = firni_match_tokens(firni_root_find(prefix, ns != NULL ? ns : ""), tokens, n_tokens);
     firni_node *end = NULL;
     if (match.n_matched < n_tokens || firni_tokens_usable(prefix, match.node, tokens, n_tokens, &end) < n_tokens) {

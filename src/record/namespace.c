@@ -18,7 +18,7 @@ firn_status firn_namespace_below(const char *parent, const char *name, char out[
     parent = parent != NULL ? parent : "";
     const size_t n_parent = strlen(parent), n_name = name != NULL ? strlen(name) : 0;
     out[0] = '\0';
-    if (n_name == 0 || strchr(name, FIRN_NAMESPACE_BELOW) != NULL) {
+    if (n_name > 0 && strchr(name, FIRN_NAMESPACE_BELOW) != NULL) {
         return firni_fail(err, FIRN_ERR_INVALID, "a namespace below another needs a name without U+001F");
     }
     if (n_parent + 1 + n_name > FIRN_NAMESPACE_BYTES_MAX) {
@@ -27,7 +27,10 @@ firn_status firn_namespace_below(const char *parent, const char *name, char out[
     }
     memcpy(out, parent, n_parent);
     out[n_parent] = FIRN_NAMESPACE_BELOW;
-    memcpy(out + n_parent + 1, name, n_name + 1);
+    if (n_name > 0) {
+        memcpy(out + n_parent + 1, name, n_name);
+    }
+    out[n_parent + 1 + n_name] = '\0';
     return FIRN_OK;
 }
 

@@ -5,6 +5,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/base_impl.h"
 #include "server/generate.h"
@@ -64,6 +65,9 @@ static bool submit(firni_generation *generation, firni_problem *problem)
         .ignore_end = ask->ignore_end,
         .is_new_text = ask->kind == FIRNI_PROMPT_MESSAGES,
         .no_cache = ask->no_cache,
+        .cache = ask->cache,
+        .session = ask->session[0] != '\0' ? ask->session : NULL,
+        .request_id = ask->request_id[0] != '\0' ? ask->request_id : NULL,
         .on_event = firni_feed_on_event,
         .ctx = generation->feed,
     };
@@ -236,6 +240,14 @@ static enum MHD_Result handle(firni_exchange *exchange, const firni_wire *wire)
                          server->env, &ask, &problem)) {
         return firni_reply_problem(exchange, &problem);
     }
+    char ns[FIRN_NAMESPACE_BYTES_MAX + 1];
+    if (!firni_ask_take_headers(&ask, firni_request_header(exchange, "X-Firn-Session"),
+                                firni_request_header(exchange, "X-Firn-Request-Id"), &problem) ||
+        !firni_auth_namespace(exchange, ask.ns, ns, &problem)) {
+        firni_ask_deinit(&ask);
+        return firni_reply_problem(exchange, &problem);
+    }
+    memcpy(ask.ns, ns, sizeof ns);
     firni_buffer_deinit(&exchange->body); /* the parsed form has everything */
     const bool stream = ask.stream;
     firni_generation *generation = firni_generation_start(exchange, wire, &ask, &problem);

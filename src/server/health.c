@@ -56,7 +56,10 @@ enum MHD_Result firni_handle_metrics(firni_exchange *exchange)
 enum MHD_Result firni_handle_index(firni_exchange *exchange)
 {
     return firni_reply_json_new(exchange, 200,
-                                json_pack("{s:s, s:[s, s, s, s, s]}", "server", "firn", "endpoints", "GET /health",
-                                          "GET /metrics", "GET /v1/models", "POST /v1/completions",
-                                          "POST /v1/chat/completions"));
+                                json_pack("{s:s, s:[s, s, s, s, s, s, s, s, s, s, s, s]}", "server", "firn",
+                                          "endpoints", "GET /health", "GET /metrics", "GET /v1/models",
+                                          "POST /v1/completions", "POST /v1/chat/completions", "POST /v1/firn/flush",
+                                          "POST /v1/firn/warm", "GET /v1/firn/pins", "DELETE /v1/firn/pins/NAME",
+                                          "GET /v1/firn/sessions", "GET /v1/firn/sessions/ID/export",
+                                          "POST /v1/firn/sessions/import"));
 }

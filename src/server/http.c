@@ -124,8 +124,7 @@ static void add_problem_headers(const firni_exchange *exchange, const firni_prob
         (void)MHD_add_response_header(response, "WWW-Authenticate", "Bearer");
     }
     if (problem->http_status == 405) {
-        (void)MHD_add_response_header(response, "Allow",
-                                      exchange->route->is_post ? "POST, OPTIONS" : "GET, HEAD, OPTIONS");
+        (void)MHD_add_response_header(response, "Allow", firni_route_methods(exchange->route));
     }
     if (problem->retry_after_s > 0) {
         char seconds[16];

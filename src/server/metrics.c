@@ -56,6 +56,17 @@ static const stat_line stat_lines[] = {
       AT(prefix.dirty_bytes) },
     { "firn_prefix_queued_stores", "", "gauge", "Stores waiting for the disk.", AT(prefix.n_queued) },
     { "firn_prefix_pinned_nodes", "", "gauge", "Nodes promised to requests.", AT(prefix.n_pinned) },
+    { "firn_pins", "{where=\"ram\"}", "gauge", "Pins by name.", AT(prefix.n_pins) },
+    { "firn_pins", "{where=\"disk\"}", "gauge", NULL, AT(tier.n_pins) },
+    { "firn_pinned_bytes", "{where=\"ram\"}", "gauge", "Bytes that pins by name keep, shared ones once.",
+      AT(prefix.pinned_bytes) },
+    { "firn_pinned_bytes", "{where=\"disk\"}", "gauge", NULL, AT(tier.pinned_bytes) },
+    { "firn_sessions", "", "gauge", "Sessions whose end is remembered in RAM.", AT(n_sessions) },
+    { "firn_generation_checkpoints_total", "", "counter", "Checkpoints of running requests that were stored.",
+      AT(n_generation_checkpoints) },
+    { "firn_requests_resumed_total", "", "counter", "Requests that went on from a checkpoint.", AT(n_resumed) },
+    { "firn_resumed_tokens_total", "", "counter", "Generated tokens that were not computed again.",
+      AT(resumed_tokens) },
     { "firn_prefix_evicted_total", "", "counter", "Nodes that left RAM.", AT(prefix.n_evicted) },
     { "firn_prefix_checkpoints", "", "gauge", "States of recurrent layers held at exact counts.",
       AT(prefix.n_checkpoints) },
@@ -135,7 +146,8 @@ static const char *const route_names[FIRNI_ROUTE_COUNT] = {
     [FIRNI_ROUTE_OTHER] = "other",     [FIRNI_ROUTE_INDEX] = "index",
     [FIRNI_ROUTE_HEALTH] = "health",   [FIRNI_ROUTE_METRICS] = "metrics",
     [FIRNI_ROUTE_MODELS] = "models",   [FIRNI_ROUTE_COMPLETIONS] = "completions",
-    [FIRNI_ROUTE_CHAT] = "chat_completions",
+    [FIRNI_ROUTE_CHAT] = "chat_completions", [FIRNI_ROUTE_KEEP] = "keep",
+    [FIRNI_ROUTE_SESSIONS] = "sessions",
 };
 
 const char *firni_route_name(firni_route_label label)

@@ -21,6 +21,8 @@ typedef enum firni_route_label {
     FIRNI_ROUTE_MODELS,
     FIRNI_ROUTE_COMPLETIONS,
     FIRNI_ROUTE_CHAT,
+    FIRNI_ROUTE_KEEP,        /* flush, warm, pins */
+    FIRNI_ROUTE_SESSIONS,
     FIRNI_ROUTE_COUNT
 } firni_route_label;
 

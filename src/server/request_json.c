@@ -271,6 +271,70 @@ static bool parse_stream(const json_t *body, firni_ask *ask, firni_problem *prob
     return firni_field_bool(options, "include_usage", &ask->include_usage, problem);
 }
 
+/* {"firn": {"cache": {"read": bool, "store": "none"|"ram"|"disk", "priority": int}}} */
+static bool parse_cache(const json_t *body, firni_ask *ask, firni_problem *problem)
+{
+    const json_t *firn = firni_field(body, "firn");
+    const json_t *cache = json_is_object(firn) ? firni_field(firn, "cache") : NULL;
+    if ((firn != NULL && !json_is_object(firn)) || (cache != NULL && !json_is_object(cache))) {
+        return firni_problem_field(problem, "invalid_type", "firn.cache", "firn and firn.cache must be objects");
+    }
+    if (cache == NULL) {
+        return true;
+    }
+    static const struct {
+        const char *name;
+        firn_store_where where;
+    } stores[] = { { "disk", FIRN_STORE_DISK }, { "ram", FIRN_STORE_RAM }, { "none", FIRN_STORE_NONE } };
+    bool read = true;
+    const char *store = "disk";
+    int64_t priority = 0;
+    if (!firni_field_bool(cache, "read", &read, problem) || !firni_field_string(cache, "store", &store, problem) ||
+        !firni_field_integer(cache, "priority", FIRN_PRIORITY_MIN, FIRN_PRIORITY_MAX, &priority, problem)) {
+        return false;
+    }
+    ask->cache = (firn_cache_policy){ .no_read = !read, .priority = (int)priority };
+    for (size_t i = 0; i < sizeof stores / sizeof stores[0]; i++) {
+        if (strcmp(store, stores[i].name) == 0) {
+            ask->cache.store = stores[i].where;
+            return true;
+        }
+    }
+    return firni_problem_field(problem, "invalid_value", "firn.cache.store",
+                               "firn.cache.store must be \"none\", \"ram\" or \"disk\", not \"%.40s\"", store);
+}
+
+/* One name that may come as a field or as a header; `out` holds what the field said. */
+static bool take_header(char *out, size_t out_bytes, const char *field, const char *header, firni_problem *problem)
+{
+    if (header == NULL) {
+        return true;
+    }
+    if (out[0] != '\0' && strcmp(out, header) != 0) {
+        return firni_problem_field(problem, "invalid_value", field, "%s and its header differ", field);
+    }
+    if (strlen(header) >= out_bytes) {
+        return firni_problem_field(problem, "out_of_range", field, "%s may have at most %zu bytes", field,
+                                   out_bytes - 1);
+    }
+    memcpy(out, header, strlen(header) + 1);
+    return true;
+}
+
+bool firni_ask_take_headers(firni_ask *ask, const char *session, const char *request_id, firni_problem *problem)
+{
+    return take_header(ask->session, sizeof ask->session, "firn_session", session, problem) &&
+           take_header(ask->request_id, sizeof ask->request_id, "firn_request_id", request_id, problem);
+}
+
+static bool parse_names(const json_t *body, firni_ask *ask, firni_problem *problem)
+{
+    const char *session = NULL, *request_id = NULL;
+    return firni_field_string(body, "firn_session", &session, problem) &&
+           firni_field_string(body, "firn_request_id", &request_id, problem) &&
+           firni_ask_take_headers(ask, session, request_id, problem);
+}
+
 /* The fields that mean the same in every format. */
 static bool parse_common(const json_t *body, const char *ns_header, firni_ask *ask, firni_problem *problem)
 {
@@ -287,7 +351,8 @@ static bool parse_common(const json_t *body, const char *ns_header, firni_ask *a
     }
     if (!parse_stream(body, ask, problem) || !parse_sampling(body, ask, problem) ||
         !parse_logit_bias(body, ask, problem) || !parse_stop(body, ask, problem) ||
-        !parse_namespace(body, ns_header, ask, problem) ||
+        !parse_namespace(body, ns_header, ask, problem) || !parse_cache(body, ask, problem) ||
+        !parse_names(body, ask, problem) ||
         !firni_field_bool(body, "ignore_eos", &ask->ignore_end, problem) ||
         !firni_field_bool(body, "cache_prompt", &cache_prompt, problem)) {
         return false;

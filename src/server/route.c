@@ -18,16 +18,39 @@
 #define DISCARD_FACTOR 4u
 
 static const firni_route routes[] = {
-    { "/", FIRNI_ROUTE_INDEX, false, false, firni_handle_index },
-    { "/health", FIRNI_ROUTE_HEALTH, false, true, firni_handle_health },
-    { "/metrics", FIRNI_ROUTE_METRICS, false, false, firni_handle_metrics },
-    { "/v1/models", FIRNI_ROUTE_MODELS, false, false, firni_handle_models },
-    { "/v1/models/", FIRNI_ROUTE_MODELS, false, false, firni_handle_model },
-    { "/v1/completions", FIRNI_ROUTE_COMPLETIONS, true, false, firni_handle_completions },
-    { "/v1/chat/completions", FIRNI_ROUTE_CHAT, true, false, firni_handle_chat },
+    { .path = "/", .label = FIRNI_ROUTE_INDEX, .handle = firni_handle_index },
+    { .path = "/health", .label = FIRNI_ROUTE_HEALTH, .is_open = true, .handle = firni_handle_health },
+    { .path = "/metrics", .label = FIRNI_ROUTE_METRICS, .handle = firni_handle_metrics },
+    { .path = "/v1/models", .label = FIRNI_ROUTE_MODELS, .handle = firni_handle_models },
+    { .path = "/v1/models/", .label = FIRNI_ROUTE_MODELS, .handle = firni_handle_model },
+    { .path = "/v1/completions", .label = FIRNI_ROUTE_COMPLETIONS, .is_post = true, .handle = firni_handle_completions },
+    { .path = "/v1/chat/completions", .label = FIRNI_ROUTE_CHAT, .is_post = true, .handle = firni_handle_chat },
+    { .path = "/v1/firn/flush", .label = FIRNI_ROUTE_KEEP, .is_post = true, .handle = firni_handle_flush },
+    { .path = "/v1/firn/warm", .label = FIRNI_ROUTE_KEEP, .is_post = true, .handle = firni_handle_warm },
+    { .path = "/v1/firn/pins", .label = FIRNI_ROUTE_KEEP, .handle = firni_handle_pins },
+    { .path = "/v1/firn/pins/", .label = FIRNI_ROUTE_KEEP, .takes_only_delete = true, .handle = firni_handle_pin },
+    { .path = "/v1/firn/sessions", .label = FIRNI_ROUTE_SESSIONS, .handle = firni_handle_sessions },
+    { .path = "/v1/firn/sessions/import", .label = FIRNI_ROUTE_SESSIONS, .is_post = true, .is_binary = true,
+      .handle = firni_handle_import },
+    { .path = "/v1/firn/sessions/", .label = FIRNI_ROUTE_SESSIONS, .takes_delete = true,
+      .handle = firni_handle_session },
 };
 
-/* Exact paths; one route takes a name behind its slash. A table of seven needs no better search. */
+const char *firni_route_methods(const firni_route *route)
+{
+    return route->is_post             ? "POST, OPTIONS"
+           : route->takes_only_delete ? "DELETE, OPTIONS"
+           : route->takes_delete      ? "GET, HEAD, DELETE, OPTIONS"
+                                      : "GET, HEAD, OPTIONS";
+}
+
+static uint64_t body_bytes_max(const firni_exchange *exchange)
+{
+    const firni_server_options *options = &exchange->server->options;
+    return exchange->route != NULL && exchange->route->is_binary ? options->import_bytes_max : options->body_bytes_max;
+}
+
+/* Exact paths; some routes take a name behind their slash. A table of fourteen needs no better search. */
 static const firni_route *find_route(const char *url, const char **rest)
 {
     *rest = "";
@@ -63,7 +86,7 @@ static uint64_t announced_bytes(const firni_exchange *exchange)
 static bool too_large(const firni_exchange *exchange, firni_problem *problem)
 {
     return firni_problem_set(problem, 413, "body_too_large", NULL, "the body is larger than %llu bytes",
-                             (unsigned long long)exchange->server->options.body_bytes_max);
+                             (unsigned long long)body_bytes_max(exchange));
 }
 
 /* What is wrong with the headers; true when nothing is. */
@@ -81,14 +104,25 @@ static bool check_headers(const firni_exchange *exchange, const char *url, const
     }
     const bool is_post = strcmp(method, "POST") == 0;
     const bool is_get = strcmp(method, "GET") == 0 || strcmp(method, "HEAD") == 0;
-    if (exchange->route->is_post ? !is_post : !is_get) {
+    const bool is_delete = strcmp(method, "DELETE") == 0;
+    const firni_route *route = exchange->route;
+    const bool fits = route->is_post             ? is_post
+                      : route->takes_only_delete ? is_delete
+                                                 : is_get || (route->takes_delete && is_delete);
+    if (!fits) {
         return firni_problem_set(problem, 405, "method_not_allowed", NULL, "%.20s is not allowed at %.200s", method,
                                  url);
     }
     if (!exchange->route->is_post) {
         return true;
     }
-    if (!is_json_type(firni_request_header(exchange, "Content-Type"))) {
+    if (route->is_binary) {
+        const char *type = firni_request_header(exchange, "Content-Type");
+        if (type == NULL || strcasecmp(type, "application/octet-stream") != 0) {
+            return firni_problem_set(problem, 415, "unsupported_media_type", NULL,
+                                     "send the header \"Content-Type: application/octet-stream\"");
+        }
+    } else if (!is_json_type(firni_request_header(exchange, "Content-Type"))) {
         return firni_problem_set(problem, 415, "unsupported_media_type", NULL,
                                  "send the header \"Content-Type: application/json\"");
     }
@@ -96,7 +130,7 @@ static bool check_headers(const firni_exchange *exchange, const char *url, const
         firni_request_header(exchange, "Transfer-Encoding") == NULL) {
         return firni_problem_set(problem, 411, "length_required", NULL, "the request has no body");
     }
-    if (announced_bytes(exchange) > exchange->server->options.body_bytes_max) {
+    if (announced_bytes(exchange) > body_bytes_max(exchange)) {
         return too_large(exchange, problem);
     }
     return true;
@@ -114,6 +148,7 @@ static enum MHD_Result begin(firni_server *server, struct MHD_Connection *connec
     exchange->server = server;
     exchange->connection = connection;
     exchange->route = find_route(url, &exchange->path_rest);
+    exchange->is_delete = strcmp(method, "DELETE") == 0;
     exchange->started_ns = firni_now_ns(server->env);
     exchange->id = server->started_s << 24 ^ atomic_fetch_add(&server->n_ids, 1);
     firni_buffer_init(&exchange->body, server->env);
@@ -121,7 +156,7 @@ static enum MHD_Result begin(firni_server *server, struct MHD_Connection *connec
         return MHD_YES;
     }
     if (firni_request_header(exchange, "Expect") != NULL ||
-        announced_bytes(exchange) > DISCARD_FACTOR * server->options.body_bytes_max) {
+        announced_bytes(exchange) > DISCARD_FACTOR * body_bytes_max(exchange)) {
         exchange->prefers_close = true;
         return firni_reply_problem(exchange, &exchange->problem);
     }
@@ -137,8 +172,8 @@ static enum MHD_Result receive(firni_exchange *exchange, const char *bytes, size
         firni_exchange_count(exchange, 408); /* no reply can be sent amid a body: the connection is closed */
         return MHD_NO;
     }
-    if (exchange->n_body_bytes > options->body_bytes_max) {
-        if (exchange->n_body_bytes > DISCARD_FACTOR * options->body_bytes_max) {
+    if (exchange->n_body_bytes > body_bytes_max(exchange)) {
+        if (exchange->n_body_bytes > DISCARD_FACTOR * body_bytes_max(exchange)) {
             firni_exchange_count(exchange, 413);
             return MHD_NO;
         }
@@ -165,7 +200,7 @@ static enum MHD_Result dispatch(firni_exchange *exchange, const char *method)
         return firni_reply_problem(exchange, &exchange->problem);
     }
     if (strcmp(method, "OPTIONS") == 0) {
-        return firni_reply_empty(exchange, 204, exchange->route->is_post ? "POST, OPTIONS" : "GET, HEAD, OPTIONS");
+        return firni_reply_empty(exchange, 204, firni_route_methods(exchange->route));
     }
     (void)pthread_mutex_lock(&server->mutex);
     exchange->serving = true;

@@ -47,6 +47,7 @@ typedef struct firni_exchange {
     firni_problem problem;           /* found before the body was read: sent after it */
     bool counted;                    /* in firn_http_requests_total */
     bool serving;                    /* counted in n_serving */
+    bool is_delete;                  /* the method */
     bool prefers_close;
 } firni_exchange;
 
@@ -76,6 +77,12 @@ bool firni_client_gone(struct MHD_Connection *connection);
 
 /* Whether the request may be served: Host, then API key. is_open: the route needs no key. */
 bool firni_auth_check(const firni_exchange *exchange, bool is_open, firni_problem *problem);
+/* Whether it carries the operator's key, or none is asked for. */
+bool firni_auth_is_operator(const firni_exchange *exchange);
+/* The namespace of a request that asks for this one ("": for none): the one that its key is bound to, else the asked one,
+ * below the operator's parent when there is one. False: it may not have it. */
+bool firni_auth_namespace(const firni_exchange *exchange, const char *asked, char out[FIRN_NAMESPACE_BYTES_MAX + 1],
+                          firni_problem *problem);
 /* Compares in a time that depends on the lengths alone. */
 bool firni_auth_equal(const char *presented, const char *expected);
 /* Whether a Host header names this machine itself or an address: a name that an attacker's DNS could point here is
@@ -89,6 +96,9 @@ typedef struct firni_route {
     firni_route_label label;
     bool is_post, is_open;
     firni_handler handle;
+    bool takes_delete;       /* DELETE as well, unless... */
+    bool takes_only_delete;  /* ...nothing else */
+    bool is_binary;          /* its body is application/octet-stream, with a limit of its own */
 } firni_route;
 
 enum MHD_Result firni_route_access(void *ctx, struct MHD_Connection *connection, const char *url, const char *method,
@@ -106,6 +116,16 @@ enum MHD_Result firni_handle_models(firni_exchange *exchange);
 enum MHD_Result firni_handle_model(firni_exchange *exchange);
 enum MHD_Result firni_handle_completions(firni_exchange *exchange);
 enum MHD_Result firni_handle_chat(firni_exchange *exchange);
+enum MHD_Result firni_handle_flush(firni_exchange *exchange);
+enum MHD_Result firni_handle_warm(firni_exchange *exchange);
+enum MHD_Result firni_handle_pins(firni_exchange *exchange);
+enum MHD_Result firni_handle_pin(firni_exchange *exchange);
+enum MHD_Result firni_handle_sessions(firni_exchange *exchange);
+enum MHD_Result firni_handle_session(firni_exchange *exchange);
+enum MHD_Result firni_handle_import(firni_exchange *exchange);
+
+/* "POST, OPTIONS": what a route answers to. */
+const char *firni_route_methods(const firni_route *route);
 
 /* ---- listen.c ---- */
 

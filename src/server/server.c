@@ -31,6 +31,7 @@ static firni_server_options with_defaults(const firni_server_options *given)
     firni_server_options options = *given;
     options.host = given->host != NULL ? given->host : "127.0.0.1";
     options.body_bytes_max = given->body_bytes_max != 0 ? given->body_bytes_max : 8 * MIB;
+    options.import_bytes_max = given->import_bytes_max != 0 ? given->import_bytes_max : 1024 * MIB;
     options.header_bytes_max = given->header_bytes_max != 0 ? given->header_bytes_max : 65536;
     options.connections_max = given->connections_max != 0 ? given->connections_max : 256;
     options.idle_seconds = given->idle_seconds != 0 ? given->idle_seconds : 60;
@@ -157,7 +158,7 @@ uint32_t firni_server_port(const firni_server *server)
 
 bool firni_server_is_exposed(const firni_server *server)
 {
-    return !server->loopback && server->options.api_key == NULL;
+    return !server->loopback && server->options.api_key == NULL && server->options.keys == NULL;
 }
 
 const char *firni_server_url(const firni_server *server)

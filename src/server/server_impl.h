@@ -5,6 +5,7 @@
  *      auth.c     API key, Host header                        http.c      replies and their headers
  *      request_json.c, completion.c, chat_completion.c        transcript.h: what is asked and answered
  *      generate.c one generation: tokens, engine, waiting     feed.c      engine thread -> connection thread
+ *      warm.c     prompts read ahead, and their pins          keep_routes.c, session_routes.c   what operators and users keep
  *      stream.c   server-sent events                          models.c, health.c, metrics.c
  *
  * Threads: libmicrohttpd gives each connection a thread, and the number of connections has a limit. A connection's
@@ -18,6 +19,8 @@
 #define FIRNI_SERVER_IMPL_H
 
 #include "firn/engine.h"
+#include "server/api_keys.h"
+#include "server/warm.h"
 
 typedef struct firni_server firni_server;
 
@@ -29,7 +32,13 @@ typedef struct firni_server_options {
     firn_reason disk_state;        /* of a stack without a disk tier: why there is none; NONE when there is one */
     const char *host;              /* NULL: "127.0.0.1" */
     uint32_t port;                 /* 0: any free one; see firni_server_port() */
-    const char *api_key;           /* NULL: none needed */
+    const char *api_key;           /* the operator's; NULL: none needed, unless there are users' keys */
+    const firni_api_keys *keys;    /* users' keys, each bound to a namespace; NULL: none */
+    const char *parent;            /* namespace above all those that requests name; NULL: none */
+    firni_warmer *warmer;          /* required for /v1/firn/warm and pins */
+    firn_tier *tier;               /* for sessions; NULL: none */
+    firn_pool *pool;               /* for imported ones */
+    uint64_t import_bytes_max;     /* 0: 1 GiB */
     const char *cors_origin;       /* "*" or one origin; NULL: no CORS headers */
     uint64_t body_bytes_max;       /* 0: 8 MiB */
     uint32_t header_bytes_max;     /* memory of one connection for headers and I/O; 0: 64 KiB */

@@ -38,6 +38,20 @@ static double milliseconds(uint64_t ns)
     return (double)(ns / 1000u) / 1000.0;
 }
 
+/* How the request stood to its session, and what it did not generate again. */
+static bool add_kept(json_t *object, const firn_usage *usage)
+{
+    static const char *const states[] = { "none", "new", "continued", "branched" };
+    bool ok = true;
+    if (usage->session != FIRN_SESSION_NONE) {
+        ok = json_object_set_new(object, "session",
+                                 json_pack("{s:s, s:I}", "state", states[usage->session], "tokens",
+                                           (json_int_t)usage->session_tokens)) == 0;
+    }
+    return ok && (usage->resumed_tokens == 0 ||
+                  json_object_set_new(object, "resumed_tokens", json_integer((json_int_t)usage->resumed_tokens)) == 0);
+}
+
 json_t *firni_cache_json(const firni_answer *answer)
 {
     const firn_usage *usage = &answer->usage;
@@ -59,6 +73,10 @@ json_t *firni_cache_json(const firni_answer *answer)
                                "accepted", (json_int_t)draft->accepted_tokens,
                                "tokens_per_round",
                                draft->n_rounds > 0 ? (double)draft->round_tokens / (double)draft->n_rounds : 0.0);
+    if (object != NULL && !add_kept(object, usage)) {
+        json_decref(object);
+        return NULL;
+    }
     if (object != NULL && cache->diverged && cache->first_divergence < answer->n_prompt) {
         /* Both sides of the first difference, readable: the answer to "why was this prompt not cached?" */
         const firn_token asked = answer->prompt[cache->first_divergence];

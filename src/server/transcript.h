@@ -43,6 +43,8 @@ typedef struct firni_ask {
     bool stream, include_usage;
     bool ignore_end, no_cache, parse_special;
     char ns[FIRN_NAMESPACE_BYTES_MAX + 1];
+    firn_cache_policy cache;
+    char session[129], request_id[65]; /* "": none */
 } firni_ask;
 
 void firni_ask_init(firni_ask *ask, const firn_env *env);
@@ -119,6 +121,10 @@ extern const firni_wire firni_wire_completions, firni_wire_chat;
  * X-Firn-Namespace header or NULL. On failure *ask holds nothing and *problem is filled. */
 bool firni_ask_parse(const firni_wire *wire, const char *body, size_t n_bytes, const char *ns_header,
                      const firn_env *env, firni_ask *ask, firni_problem *problem);
+
+/* Takes what may also come as a header, X-Firn-Session and X-Firn-Request-Id (NULL: absent): a header and a field that
+ * differ are refused. */
+bool firni_ask_take_headers(firni_ask *ask, const char *session, const char *request_id, firni_problem *problem);
 
 /* Appends "data: VALUE\n\n" and drops the reference. */
 void firni_sse_data_new(firni_buffer *out, json_t *value);
