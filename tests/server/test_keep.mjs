@@ -64,6 +64,23 @@ await test('POST /v1/firn/warm reads and pins, and says what is wrong with a bod
     await server.stop();
 });
 
+await test('messages are warmed up to where conversations part', async () => {
+    const server = await serve(['--no-disk']);
+    const system = { role: 'system', content: words(3, 90) };
+    const warm = await post(server, '/v1/firn/warm', { name: 's', messages: [system] });
+    assert.equal(warm.status, 200, warm.text);
+    for (const content of ['Tell me of the sea', 'And 2 whales?']) {
+        const chat = await post(server, '/v1/chat/completions',
+            { messages: [system, { role: 'user', content }], max_tokens: 2 });
+        assert.equal(chat.json.firn.ram, warm.json.tokens);
+        assert.equal(chat.json.firn.first_divergence, warm.json.tokens);
+    }
+    const whole = [system, { role: 'user', content: 'Tell me of the sea' }];
+    assert.equal((await post(server, '/v1/firn/warm', { name: 't', messages: whole })).json.computed, 1);
+    assert.equal((await post(server, '/v1/firn/warm', { name: 'u', messages: [{ role: 'x' }] })).status, 400);
+    await server.stop();
+});
+
 await test('a warm-up that cannot be read stops the start and is named', async () => {
     const dir = temporaryDir();
     mkdirSync(join(dir, 'p'));
