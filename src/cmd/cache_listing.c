@@ -125,7 +125,7 @@ static int by_digest(const void *a, const void *b)
     return memcmp(&x->digest, &y->digest, sizeof x->digest);
 }
 
-static firni_listing_record *find_record(const firni_listing *listing, const firn_digest *digest)
+firni_listing_record *firni_listing_find(const firni_listing *listing, const firn_digest *digest)
 {
     const firni_listing_record wanted = { .digest = *digest };
     return listing->n_records == 0
@@ -140,7 +140,7 @@ static void tie(firni_listing *listing)
         qsort(listing->records, listing->n_records, sizeof *listing->records, by_digest);
     }
     for (uint32_t i = 0; i < listing->n_records; i++) {
-        firni_listing_record *parent = find_record(listing, &listing->records[i].parent);
+        firni_listing_record *parent = firni_listing_find(listing, &listing->records[i].parent);
         if (parent != NULL && listing->records[i].kind == FIRN_DISK_TOKENS) {
             parent->has_child = true;
         }
@@ -193,7 +193,7 @@ uint64_t firni_listing_chain_bytes(const firni_listing *listing, const firni_lis
     /* Bounded by the number of records, should the store hold a loop. */
     for (uint32_t i = 0; record != NULL && i < listing->n_records; i++) {
         n_bytes += record->n_bytes;
-        record = find_record(listing, &record->parent);
+        record = firni_listing_find(listing, &record->parent);
     }
     return n_bytes;
 }

@@ -45,6 +45,8 @@ typedef struct firni_listing {
 firn_status firni_listing_create(firn_tier *tier, const firn_env *env, firni_listing *out, firn_error *err);
 void firni_listing_deinit(firni_listing *listing); /* accepts a zeroed one */
 
+/* The record with this digest, or NULL. */
+firni_listing_record *firni_listing_find(const firni_listing *listing, const firn_digest *digest);
 /* Bytes of the chain that ends in this record. */
 uint64_t firni_listing_chain_bytes(const firni_listing *listing, const firni_listing_record *record);
 /* The value of the field `name` in an identity's text, copied into out; false when there is none. */

@@ -60,7 +60,8 @@ int firni_cache_print_json(const firni_cache_view *view, json_t *value);
 
 /* ---- the subcommands ---- */
 
-extern const firni_command firni_cache_stat, firni_cache_ls, firni_cache_verify, firni_cache_fsck, firni_cache_export,
-    firni_cache_import, firni_cache_wipe, firni_cache_replay;
+extern const firni_command firni_cache_stat, firni_cache_ls, firni_cache_verify, firni_cache_fsck, firni_cache_explain,
+    firni_cache_prune, firni_cache_pin, firni_cache_unpin, firni_cache_export, firni_cache_import, firni_cache_wipe,
+    firni_cache_replay;
 
 #endif

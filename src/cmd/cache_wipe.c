@@ -1,5 +1,5 @@
 /*
- * firn cache wipe: deletes all stored state.
+ * firn cache wipe: deletes all stored state, or that of one namespace.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -9,10 +9,33 @@
 #include "cmd/cache_files.h"
 #include "cmd/cache_view.h"
 
+typedef struct wipe_options {
+    firni_cache_view view;
+    const char *ns;           /* NULL: everything */
+} wipe_options;
+
+static int wipe_namespace(firni_cache_view *view, const char *ns)
+{
+    firn_error err = { 0 };
+    firn_disk_prune_report report;
+    const firn_disk_prune_options prune = { .ns = ns, .wipe = true };
+    if (firn_disk_prune(view->tier, &prune, &report, &err) != FIRN_OK) {
+        return firni_cmd_fail(view->self, "%s", err.message);
+    }
+    char size[FIRNI_SIZE_TEXT_BYTES];
+    (void)printf("removed %" PRIu64 " records of namespace ", report.n_records);
+    firni_cache_print_namespace(ns);
+    (void)printf(", %s\n", firni_cmd_size_text(report.n_bytes, size));
+    return 0;
+}
+
 /* Under the writer's lock, so that no server loses its files while it runs. */
 static int wipe(firni_cache_view *view, void *ctx)
 {
-    (void)ctx;
+    const wipe_options *options = ctx;
+    if (options->ns != NULL) {
+        return wipe_namespace(view, options->ns);
+    }
     firn_tier_stats stats;
     firn_tier_get_stats(view->tier, &stats);
     if (!firni_cache_remove_files(view->dir)) {
@@ -25,17 +48,22 @@ static int wipe(firni_cache_view *view, void *ctx)
 
 static int run(const firni_command *self, int argc, char **argv)
 {
-    firni_cache_view view = { .self = self, .env = firni_cmd_env(FIRN_LOG_WARN), .writes = true };
-    const firni_flag flags[] = { FIRNI_CACHE_FLAGS(view) };
+    wipe_options options = { .view = { .self = self, .env = firni_cmd_env(FIRN_LOG_WARN), .writes = true } };
+    const firni_flag flags[] = {
+        FIRNI_CACHE_FLAGS(options.view),
+        { .name = "namespace", .kind = FIRNI_FLAG_STRING, .target = &options.ns, .value_name = "NS",
+          .help = "only what this namespace stores, its pins and sessions included (default: everything)" },
+    };
     bool done = false;
     const int status =
         firni_flags_parse(self, flags, sizeof flags / sizeof flags[0], argc, argv, NULL, 0, NULL, &done);
-    return done ? status : firni_cache_each_store(&view, wipe, NULL);
+    return done ? status : firni_cache_each_store(&options.view, wipe, &options);
 }
 
 const firni_command firni_cache_wipe = {
     .name = "cache wipe",
-    .summary = "delete all stored state; refused while a server is using the directory",
-    .synopsis = "cache wipe [--cache-dir DIR]",
+    .summary = "delete all stored state, or that of a namespace; refused while a server is using it",
+    .synopsis = "cache wipe [--namespace NS] [--cache-dir DIR]",
+    .details = "What namespaces below the named one depend on stays: wipe those first.",
     .run = run,
 };

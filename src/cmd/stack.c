@@ -164,6 +164,7 @@ static firn_status open_disk(firni_stack *stack, const firni_stack_options *opti
         .durability = durability_of(options->durability),
         .ttl_ns = options->ttl_ns,
         .min_free_bytes = options->disk_min_free_bytes,
+        .read_only = options->disk_read_only,
     };
     firn_error disk_err = { 0 };
     firn_status status = firn_disk_open(&disk_options, stack->env, &stack->tier, &disk_err);

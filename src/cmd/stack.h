@@ -43,6 +43,7 @@ typedef struct firni_stack_options {
     bool disk_share;             /* when another process is the writer, read its cache and store nothing */
     const char *policy;          /* which state leaves RAM first: "lru" or "cost"; NULL: "lru" */
     const char *admission;       /* what may come in: "always" or "second"; NULL: "always" */
+    bool disk_read_only;         /* look into the disk tier, and never write */
     bool no_prefix_cache;        /* compute every prompt in full; implies no_disk */
     bool restore_always;         /* restore also where computing is expected to be faster */
     const char *draft;           /* "ngram", or the file of a drafter; NULL: no speculation */

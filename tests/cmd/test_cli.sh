@@ -197,6 +197,99 @@ call cache wipe --cache-dir "$dir/foreign"
 spared() { exits 1 && [ -s "$dir/foreign/seg-00000001.firn" ]; }
 check 'cache wipe spares a directory that is no cache' spared
 
+# ---- a store with a model's eyes ----
+
+kept=$dir/kept
+printf '%s' "$prompt" >"$dir/prompt.txt"
+printf '%.200s and there it goes on otherwise than before' "$prompt" >"$dir/other.txt"
+call run --cache-dir "$kept" --temp 0 -n 4 "$prompt"
+call cache explain --cache-dir "$kept" --prompt "$dir/prompt.txt"
+check 'cache explain says that all of a stored prompt is used' out_has '^reason +ok: '
+call cache explain --cache-dir "$kept" --prompt "$dir/other.txt"
+sides() { exits 0 && out_has '^reason +diverged: ' && out_has '^at token [1-9]' && out_has '^  prompt +\[[0-9]+\] .*' && out_has '^  stored +\[[0-9]+\] '; }
+check 'cache explain shows both sides of the first token that differs' sides
+call cache explain --cache-dir "$kept" --prompt "$dir/prompt.txt" --kv q8
+differs_in() { exits 0 && out_has '^reason +wrong_identity' && out_has '^    kv_dtype: q8 here, f16 there$'; }
+check 'cache explain names the fields in which the identity differs' differs_in
+call cache explain --cache-dir "$kept" --prompt "$dir/prompt.txt" --namespace nobody --json
+check 'cache explain --json says the same in fields' out_has '"reason": "no_prefix"'
+sleep 1.1
+call cache explain --cache-dir "$kept" --prompt "$dir/prompt.txt" --ttl 1
+check 'cache explain counts what has expired' out_has '[1-9][0-9]* expired$'
+call cache explain --cache-dir "$dir/nowhere" --prompt "$dir/prompt.txt"
+check 'cache explain creates nothing' not_created
+
+call cache pin house --prompt "$dir/prompt.txt" --cache-dir "$kept" --for 1d
+check 'cache pin keeps the stored part of a prompt' out_has '^pinned [1-9][0-9]* of [1-9]'
+call cache pin --cache-dir "$kept"
+check 'cache pin alone lists the pins' out_has '^"house": [1-9][0-9]* tokens, '
+call run --cache-dir "$kept" --temp 0 -n 4 --namespace other "$prompt"
+call cache prune --cache-dir "$kept"
+check 'cache prune without a choice is wrong usage' usage_says 'say what is to go'
+call cache prune --cache-dir "$kept" --older 0.001 --dry-run
+cp "$dir/out" "$dir/tried"
+check 'cache prune --dry-run says what would go' out_has ': would remove [1-9][0-9]* records, .* [1-9][0-9]* stay because they are pinned'
+call cache prune --cache-dir "$kept" --older 0.001
+as_said() { exits 0 && [ "$(sed 's/.*remove \([0-9]*\) rec.*/\1/' "$dir/tried")" = "$(sed 's/.*removed \([0-9]*\) rec.*/\1/' "$dir/out")" ]; }
+check 'cache prune removes just what the trial said' as_said
+call run --cache-dir "$kept" --temp 0 -n 4 --namespace other "$prompt"
+check 'what was pruned is computed again' err_has ' 0 cached \(ram 0, disk 0\)'
+call run --cache-dir "$kept" --temp 0 -n 4 "$prompt"
+all_but_one() { sed -n 's/^\([0-9]*\) prompt tokens, \([0-9]*\) cached.*/\1 \2/p' "$dir/err" | { read -r all got && [ "$got" -eq $((all - 1)) ]; }; }
+check 'what is pinned is still there to its last token' all_but_one
+call cache wipe --cache-dir "$kept" --namespace ''
+check 'cache wipe --namespace removes what is pinned too' out_has '^removed [1-9][0-9]* records of namespace ""'
+call cache pin --cache-dir "$kept" --json
+check 'and the pins of the namespace' out_has '^\[\]$'
+call run --cache-dir "$kept" --temp 0 -n 4 --namespace other "$prompt"
+check 'another namespace keeps its state' err_has 'disk [1-9]'
+call cache verify --cache-dir "$kept"
+check 'and the store is whole' exits 0
+call cache unpin house --cache-dir "$kept"
+check 'a pin that is not there is said so' one_line '^firn cache unpin: '
+
+# ---- traces ----
+
+cat >"$dir/trace.jsonl" <<'END'
+{"block_size":64,"requests":[{"t":0,"runs":[[1,4]]},{"t":5,"runs":[[1,8]]},{"t":6,"requests":[{"t":0,"runs":[[100,2]]}]},{"t":9,"runs":[[1,6],[9,2]]}]}
+{"block_size":64,"requests":[{"t":0,"runs":[[1,10]]},{"t":900,"runs":[[1,12]]}]}
+END
+call cache replay "$dir/trace.jsonl" --users 1 --capacity 100% --families recurrent
+# 44 blocks asked for: 4+8+2+8+10+12; found: 4, 6, 10. Different ones: 12 and 12.
+figures() { exits 0 && out_has '^6 requests in 2 sessions, 1 users; 2816 tokens asked for, 1536 different' && out_has ' 0\.455 +1\.00$' && out_has 'only what is new 1\.0$'; }
+check 'cache replay counts hits and writes as by hand' figures
+call cache replay "$dir/trace.jsonl" --capacity 256,0.5K,100% --policy cost --admission second --json --plot "$dir/plot.svg"
+drawn() { exits 0 && out_has '"hit_rate": 0\.' && grep -q '</svg>' "$dir/plot.svg" && [ "$(grep -c '<circle' "$dir/plot.svg")" -eq 4 ]; }
+check 'cache replay --plot draws each capacity' drawn
+trace_error() { printf '%s\n' "$1" >"$dir/bad.jsonl" && call cache replay "$dir/bad.jsonl" && one_line "^firn cache replay: .*bad\.jsonl:$2"; }
+check 'a line that is no JSON is named' trace_error 'nonsense' '1:[0-9]+: no JSON'
+check 'a request without runs is named' trace_error '{"requests":[{"t":1}]}' '1: a request has no "runs"'
+check 'a huge count is refused' trace_error '{"requests":[{"t":1,"runs":[[1,4000000000]]}]}' '1: a run is not'
+check 'too many blocks are refused' trace_error '{"requests":[{"t":1,"runs":[[1,2000000000]]}]}' '1: a request has more than'
+check 'a negative time is refused' trace_error '{"timestamp":-1,"hash_ids":[1]}' '1: neither a session'
+check 'a block that stands twice is refused' trace_error '{"timestamp":1,"hash_ids":[1,2,1]}' '1: a block id stands twice'
+printf '{"timestamp":1,"hash_ids":[1,2]}\n{"timestamp":2,"hash_ids":[3,2]}\n' >"$dir/bad.jsonl"
+call cache replay "$dir/bad.jsonl"
+check 'ids that do not name their prefix are refused' one_line 'behind two different blocks'
+call cache replay "$dir/trace.jsonl" --capacity 5x
+check 'a malformed capacity is wrong usage' usage_says '--capacity: "5x"'
+
+# The recorded traces are no part of the project: FIRN_TRACES names their directory.
+hits_are() { # NAME WITHIN EXPECTED...: the column of hits
+    within=$1
+    shift
+    awk -v within="$within" -v expected="$*" 'BEGIN { n = split(expected, e, " ") } /^ +[0-9]+ +[0-9.]+% / { i++; d = $3 - e[i]; if (d < 0) d = -d; if (d > within) bad = 1 } END { exit bad || i != n }' "$dir/out"
+}
+if [ -n "${FIRN_TRACES:-}" ]; then
+    call cache replay "$FIRN_TRACES/mooncake_conversation_trace.jsonl"
+    check 'the recorded conversations give the known rates' hits_are 0.005 .079 .196 .279 .345 .360 .366
+    call cache replay "$FIRN_TRACES/mooncake_synthetic_trace.jsonl"
+    check 'the synthetic requests give the known rates' hits_are 0.005 .078 .157 .262 .393 .545 .640
+    call cache replay "$FIRN_TRACES/agent_sessions_rle.jsonl" --users 8 --capacity 0.5M,1M,2M,4M
+    check 'the recorded agents give the known rates' hits_are 0.005 .797 .923 .959 .963
+    check 'and the known writes' out_has 'each request 27\.3, .*only what is new 1\.0$'
+fi
+
 # ---- speculation ----
 
 prompt2='And the king said unto the people, and the people said unto the king, and the king said unto the people, and'

@@ -11,6 +11,7 @@
  *      index_rank.c    LMDB: the order in which entries go                       disk_pin.c      pinned by name
  *      index_link.c    LMDB: namespaces above namespaces                         disk_keep.c     sessions, lists, forgetting
  *      index_keep.c    LMDB: what is kept by name                                disk_named.c    objects by key
+ *      disk_prune.c    what is chosen to go
  *      disk_inspect.c  visit and verify                                          disk_store.c    what is new -> named
  *      disk_check.c    the books, audited                                        disk_write.c    records -> files
  *      disk_memo.c     walks of the last lookups
