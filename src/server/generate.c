@@ -154,6 +154,7 @@ static firni_wait finish(firni_generation *generation, const firni_feed_end *end
 firni_wait firni_generation_wait(firni_generation *generation)
 {
     firni_server *server = generation->server;
+    const uint64_t began_ns = firni_now_ns(server->env);
     for (;;) {
         bool ended = false;
         firni_feed_end end;
@@ -182,6 +183,9 @@ firni_wait firni_generation_wait(firni_generation *generation)
         }
         if (news) {
             return FIRNI_WAIT_NEWS;
+        }
+        if (generation->quiet_ns > 0 && now_ns - began_ns >= generation->quiet_ns) {
+            return FIRNI_WAIT_QUIET;
         }
     }
 }

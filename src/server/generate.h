@@ -15,7 +15,8 @@ typedef enum firni_wait {
     FIRNI_WAIT_NEWS,    /* answer.pieces has something new */
     FIRNI_WAIT_ENDED,   /* answer is complete (and may have news) */
     FIRNI_WAIT_FAILED,  /* `problem` says why */
-    FIRNI_WAIT_GONE     /* the client went away */
+    FIRNI_WAIT_GONE,    /* the client went away */
+    FIRNI_WAIT_QUIET    /* nothing came for quiet_ns */
 } firni_wait;
 
 typedef struct firni_generation {
@@ -30,13 +31,14 @@ typedef struct firni_generation {
     firni_problem problem;
     uint64_t engine_id;
     uint64_t deadline_ns;
+    uint64_t quiet_ns;          /* 0: a wait never ends in QUIET */
     uint64_t looked_ns;         /* when the client was last seen to be there */
 } firni_generation;
 
 /* Takes *ask and hands the request to the engine. NULL with *problem filled when it is refused. */
 firni_generation *firni_generation_start(firni_exchange *exchange, const firni_wire *wire, firni_ask *ask,
                                          firni_problem *problem);
-/* Waits for the next of the four. */
+/* Waits for the next of the five. */
 firni_wait firni_generation_wait(firni_generation *generation);
 void firni_generation_destroy(firni_generation *generation); /* accepts NULL */
 

@@ -36,6 +36,7 @@ static firni_server_options with_defaults(const firni_server_options *given)
     options.connections_max = given->connections_max != 0 ? given->connections_max : 256;
     options.idle_seconds = given->idle_seconds != 0 ? given->idle_seconds : 60;
     options.body_ns_max = given->body_ns_max != 0 ? given->body_ns_max : 120 * SECOND_NS;
+    options.sse_quiet_ns_max = given->sse_quiet_ns_max != 0 ? given->sse_quiet_ns_max : 5 * SECOND_NS;
     options.request_ns_max = given->request_ns_max != 0 ? given->request_ns_max : 3600 * SECOND_NS;
     return options;
 }

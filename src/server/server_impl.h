@@ -45,6 +45,7 @@ typedef struct firni_server_options {
     uint32_t connections_max;      /* 0: 256 */
     uint32_t idle_seconds;         /* connection without a byte; 0: 60 */
     uint64_t body_ns_max;          /* from the first to the last byte of a body; 0: 120 s */
+    uint64_t sse_quiet_ns_max;     /* a stream that has nothing to say sends a comment after this; 0: 5 s */
     uint64_t request_ns_max;       /* one generation, waiting included; 0: 1 h */
 } firni_server_options;
 

@@ -47,6 +47,9 @@ static bool advance(stream_state *stream)
     switch (wait) {
     case FIRNI_WAIT_GONE: return false;
     case FIRNI_WAIT_NEWS: render_news(stream); break;
+    case FIRNI_WAIT_QUIET: /* a comment, which every reader of events skips: proxies close what is silent */
+        firni_buffer_text(&stream->out, ": reading the prompt\n\n");
+        break;
     case FIRNI_WAIT_ENDED:
         render_news(stream);
         generation->wire->stream_end(&generation->answer, &stream->out);
@@ -107,6 +110,7 @@ enum MHD_Result firni_stream_reply(firni_exchange *exchange, firni_generation *g
         return firni_reply_json_new(exchange, 503, NULL);
     }
     stream->generation = generation;
+    generation->quiet_ns = exchange->server->options.sse_quiet_ns_max;
     firni_buffer_init(&stream->out, env);
     struct MHD_Response *response = MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, BLOCK_BYTES, read_some, stream,
                                                                       free_stream);
