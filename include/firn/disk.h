@@ -97,7 +97,7 @@ firn_status firn_disk_fsck(const char *dir, const firn_disk_fsck_options *option
 /* What is to go: all that every member which is not zero applies to. */
 typedef struct firn_disk_prune_options {
     uint64_t unused_since_wall_ns; /* last used before this time */
-    uint64_t to_bytes;             /* the oldest, until the tier occupies no more than this; the index does not shrink */
+    uint64_t to_bytes;             /* the oldest, until the tier takes no more than this; the index does not shrink */
     const char *ns;                /* of this namespace */
     const char *identity_part;     /* of models whose identity's text contains this */
     bool dry_run;                  /* only say what would go */
@@ -109,9 +109,9 @@ typedef struct firn_disk_prune_report {
     uint64_t n_pinned;             /* that stay because they are pinned by name */
 } firn_disk_prune_report;
 
-/* Removes what the options choose, the lowest priority and the oldest first; never a record that another depends on, one
- * of a namespace below included, nor one that a reader was promised. For the writer; works without a schema. Errors:
- * STATE (opened for reading), INVALID, IO, NO_MEMORY; what went before a failure is gone. */
+/* Removes what the options choose, the lowest priority and the oldest first; never a record that another depends on,
+ * one of a namespace below included, nor one that a reader was promised. For the writer; works without a schema.
+ * Errors: STATE (opened for reading), INVALID, IO, NO_MEMORY; what went before a failure is gone. */
 firn_status firn_disk_prune(firn_tier *tier, const firn_disk_prune_options *options, firn_disk_prune_report *report,
                             firn_error *err);
 /* Asserts that index, segments and byte accounting agree. For tests; stores wait meanwhile. */

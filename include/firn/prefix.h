@@ -29,7 +29,7 @@
  *   - Of the checkpoints of one conversation those nearest to 0, 2, 32 and 512 blocks before the end of its prompt are
  *     kept, the latest, and one before each branch; the others are dropped as newer ones arrive, once they are stored.
  *   - Under pressure window blocks leave first that neither the end of a path, nor a branch, nor a lease needs; a later
- *     row brings them back. Then leaves, least recently used first (or as `policy` says); never a pinned node, never a parent before its
+ *     row brings them back. Then leaves, in the order of `policy`; never a pinned node, never a parent before its
  *     children. Where something is stored but cannot be resumed any more a lookup says FAMILY_MISSING.
  *
  * Threads: the tree belongs to one thread (the engine's). Only `notify` is called from other threads.
@@ -59,7 +59,7 @@ typedef struct firn_prefix_options {
     uint64_t layered_bytes_min;    /* reads of so much or more arrive layer by layer; 0: 16 MiB */
     uint64_t logits_bytes_max;     /* of last logits; 0: 16 MiB */
     uint64_t retry_ns_min;         /* first pause before a failed store is tried again, doubled up to 64 times this; 0: 100 ms */
-    const char *policy;            /* who leaves first: "lru" (NULL), or "cost": what saves least computation per byte */
+    const char *policy;            /* who leaves first: "lru" (NULL), or "cost": what saves least for its bytes */
     const char *admission;         /* who may come in: "always" (NULL), or "second": while the cache is starved, what an
                                     * earlier request asked for too; the rest is refused with NO_MEMORY */
     void (*notify)(void *ctx);     /* called (any thread) when a lease became ready or a store ended; may be NULL */

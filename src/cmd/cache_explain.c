@@ -34,7 +34,7 @@ typedef struct explanation {
     char before[TEXT_BYTES], prompt_side[TEXT_BYTES], stored_side[TEXT_BYTES];
 } explanation;
 
-/* ---- looking ------------------------------------------------------------------------------------------------------- */
+/* ---- looking ----------------------------------------------------------------------------------------------------- */
 
 /* The text of some tokens, with what a terminal should not act on escaped. */
 static void text_of(const explanation *e, const firn_token *tokens, uint32_t n, char *out, size_t out_bytes)
@@ -155,7 +155,7 @@ static int walk_chains(explanation *e)
     return 0;
 }
 
-/* ---- identities ---------------------------------------------------------------------------------------------------- */
+/* ---- identities -------------------------------------------------------------------------------------------------- */
 
 /* Calls visit for each field of `own` whose value in `other` is another, or none. */
 static void each_difference(const char *own, const char *other,
@@ -206,7 +206,7 @@ static void add_difference(void *ctx, const char *name, const char *own, const c
     (void)json_object_set_new(ctx, name, json_pack("{s:s, s:s}", "here", own, "there", other));
 }
 
-/* ---- what is said --------------------------------------------------------------------------------------------------- */
+/* ---- what is said ------------------------------------------------------------------------------------------------ */
 
 static void print_checkpoints(const explanation *e)
 {
@@ -238,8 +238,8 @@ static void print_text(const explanation *e)
             (void)printf("  stored    (ends here)\n");
         }
     }
-    (void)printf("\ndisk tier   %s\n  full      %" PRIu32 " of %" PRIu32 " whole blocks from the first on, up to %" PRIu32
-                 " layers each; %" PRIu32 " quarantined, %" PRIu32 " expired\n",
+    (void)printf("\ndisk tier   %s\n  full      %" PRIu32 " of %" PRIu32 " whole blocks from the first on, up to %"
+                 PRIu32 " layers each; %" PRIu32 " quarantined, %" PRIu32 " expired\n",
                  e->model.stack->cache_dir, e->n_present, e->n_blocks, e->n_full_max, e->n_quarantined, e->n_expired);
     (void)printf("  window    %" PRIu32 " of them with the blocks of window layers, up to %" PRIu32 " layers\n",
                  e->n_with_window, e->n_window_max);
@@ -333,7 +333,7 @@ const firni_command firni_cache_explain = {
     .name = "cache explain",
     .summary = "why a prompt would be served from the store as far as it would",
     .synopsis = "cache explain -m MODEL.gguf --prompt FILE [--namespace NS] [flags]",
-    .details = "Looks only; a server may be using the directory. Give the --kv flags that serve was given: they are part of\n"
-               "the identity of what is stored.",
+    .details = "Looks only; a server may be using the directory. Give the --kv flags that serve was given: they are\n"
+               "part of the identity of what is stored.",
     .run = run,
 };

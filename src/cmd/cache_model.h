@@ -1,5 +1,6 @@
 /*
- * cache_model: a subcommand of `firn cache` that looks at the store with a model's eyes: model, tier and a prompt's tokens.
+ * cache_model: a subcommand of `firn cache` that looks at the store with a model's eyes: model, tier and a prompt's
+ * tokens.
  */
 #ifndef FIRNI_CACHE_MODEL_H
 #define FIRNI_CACHE_MODEL_H

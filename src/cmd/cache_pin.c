@@ -26,11 +26,10 @@ static bool show(void *ctx, const firn_pin *pin)
     char until[FIRNI_TIME_TEXT_BYTES], size[FIRNI_SIZE_TEXT_BYTES];
     (void)firni_cache_time_text(pin->until_wall_ns, until);
     if (options->list != NULL) {
-        (void)json_array_append_new(options->list,
-                                    json_pack("{s:o, s:o, s:I, s:I, s:s}", "name", firni_cache_namespace_json(pin->name),
-                                              "namespace", firni_cache_namespace_json(pin->ns), "tokens",
-                                              (json_int_t)pin->n_tokens, "bytes", (json_int_t)pin->n_bytes, "until",
-                                              until));
+        json_t *item = json_pack("{s:o, s:o, s:I, s:I, s:s}", "name", firni_cache_namespace_json(pin->name),
+                                 "namespace", firni_cache_namespace_json(pin->ns), "tokens", (json_int_t)pin->n_tokens, "bytes",
+                                 (json_int_t)pin->n_bytes, "until", until);
+        (void)json_array_append_new(options->list, item);
         return true;
     }
     firni_cache_print_namespace(pin->name);

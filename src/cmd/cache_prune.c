@@ -45,7 +45,8 @@ static int run(const firni_command *self, int argc, char **argv)
     prune_options options = { .view = { .self = self, .env = env, .writes = true } };
     const firni_flag flags[] = {
         FIRNI_CACHE_FLAGS(options.view),
-        { .name = "dry-run", .kind = FIRNI_FLAG_BOOL, .target = &options.prune.dry_run, .help = "only say what would go" },
+        { .name = "dry-run", .kind = FIRNI_FLAG_BOOL, .target = &options.prune.dry_run,
+          .help = "only say what would go" },
         { .name = "older", .kind = FIRNI_FLAG_SECONDS, .target = &options.older_ns, .value_name = "TIME",
           .help = "what was not used for this long, e.g. 30d" },
         { .name = "to", .kind = FIRNI_FLAG_BYTES, .target = &options.prune.to_bytes, .value_name = "BYTES",
@@ -77,7 +78,7 @@ const firni_command firni_cache_prune = {
     .name = "cache prune",
     .summary = "remove what is old, too much, or of a namespace or model",
     .synopsis = "cache prune [--dry-run] [--older TIME] [--to BYTES] [--namespace NS] [--model-identity TEXT]",
-    .details = "All that is said has to be true of what goes. The lowest priority goes first, then the oldest; what is\n"
-               "pinned stays. Refused while a server is using the directory.",
+    .details = "All that is said has to be true of what goes. The lowest priority goes first, then the oldest; what\n"
+               "is pinned stays. Refused while a server is using the directory.",
     .run = run,
 };

@@ -90,7 +90,7 @@ static int parse_capacities(replay *r)
     }
 }
 
-/* ---- what is printed ------------------------------------------------------------------------------------------------ */
+/* ---- what is printed --------------------------------------------------------------------------------------------- */
 
 static void print_keeps(const replay *r)
 {
@@ -180,7 +180,7 @@ static int write_plot(const replay *r)
                : firni_cmd_fail(r->self, "%s", err.message);
 }
 
-/* ---- the command ---------------------------------------------------------------------------------------------------- */
+/* ---- the command ------------------------------------------------------------------------------------------------- */
 
 /* Everything before anything is printed: a trace that turns out bad in the middle leaves no half a table. */
 static int simulate(replay *r, const char *path, const firn_env *env)
@@ -269,8 +269,8 @@ const firni_command firni_cache_replay = {
     .name = "cache replay",
     .summary = "run the eviction policies over a recorded trace, without a model",
     .synopsis = "cache replay TRACE [flags]",
-    .details = "TRACE has a JSON object on each line: a session (\"requests\" with \"t\" in seconds and \"runs\" of block\n"
-               "ids) or a single request (\"timestamp\" in milliseconds and \"hash_ids\"). docs/REPLAY.md describes both,\n"
-               "and how sessions are interleaved. The policies are those that serve uses.",
+    .details = "TRACE has a JSON object on each line: a session (\"requests\" with \"t\" in seconds and \"runs\" of\n"
+               "block ids) or a single request (\"timestamp\" in milliseconds and \"hash_ids\"). docs/REPLAY.md\n"
+               "describes both, and how sessions are interleaved. The policies are those that serve uses.",
     .run = run,
 };

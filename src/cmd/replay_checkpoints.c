@@ -76,7 +76,7 @@ static uint32_t common_blocks(const firni_replay_trace *trace, const firni_repla
     return n;
 }
 
-/* ---- writes --------------------------------------------------------------------------------------------------------- */
+/* ---- writes ------------------------------------------------------------------------------------------------------ */
 
 static int by_first(const void *a, const void *b)
 {
@@ -150,7 +150,7 @@ firn_status firni_replay_writes_of(const firni_replay_trace *trace, firni_replay
     return ok ? FIRN_OK : firni_fail(err, FIRN_ERR_NO_MEMORY, "no memory to count what is written");
 }
 
-/* ---- checkpoints ---------------------------------------------------------------------------------------------------- */
+/* ---- checkpoints ------------------------------------------------------------------------------------------------- */
 
 static uint32_t last_at_or_below(const uint32_t *tails, uint32_t n_tails, uint32_t limit)
 {
@@ -161,7 +161,8 @@ static uint32_t last_at_or_below(const uint32_t *tails, uint32_t n_tails, uint32
     return best;
 }
 
-/* Old checkpoints that the request still shares, and new ones where it computed: those nearest to the distances stay. */
+/* Old checkpoints that the request still shares, and new ones where it computed: those nearest to the distances stay.
+ * */
 static void retain_tails(conversation *c, uint32_t n_common, uint32_t n_resumed, uint32_t n_blocks)
 {
     uint32_t pool[2 * TAILS_MAX], kept[N_DISTANCES], n_pool = 0, n_kept = 0;

@@ -7,10 +7,10 @@
  *      replay_plot.c         figures -> SVG
  *      cache_replay.c        the subcommand
  *
- * A *block id* names a block of tokens together with all that stands before it, so equal ids mean equal prefixes: what a
- * request shares with what is cached is the ids from its first on that are there. Ids of one session say nothing about
- * those of another. A *run* is consecutive ids: conversations append, so a request of a thousand blocks is a run or two,
- * and the simulator works on runs.
+ * A *block id* names a block of tokens together with all that stands before it, so equal ids mean equal prefixes: what
+ * a request shares with what is cached is the ids from its first on that are there. Ids of one session say nothing
+ * about those of another. A *run* is consecutive ids: conversations append, so a request of a thousand blocks is a run
+ * or two, and the simulator works on runs.
  *
  * Sessions are interleaved for a number of users: each user is in one session at a time, and takes the next one of the
  * file when it ends. Within a session the recorded times hold, except that a pause is no longer than a given time:
@@ -87,8 +87,8 @@ typedef struct firni_replay_writes {
     uint64_t unique_blocks;
 } firni_replay_writes;
 
-/* Rules for keeping the checkpoints of a conversation, where layers keep a fixed-size state: a request resumes at one or
- * not at all. */
+/* Rules for keeping the checkpoints of a conversation, where layers keep a fixed-size state: a request resumes at one
+ * or not at all. */
 typedef struct firni_replay_keep {
     const char *name;
     uint64_t hit_blocks, ideal_blocks;

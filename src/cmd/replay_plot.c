@@ -59,8 +59,9 @@ static void draw_axes(const frame *f, const firni_plot_point *points, uint32_t n
     char label[24];
     for (int i = 0; i <= 5; i++) {
         const double y = y_of(i, 5);
-        (void)fprintf(f->file, "<line x1=\"%d\" y1=\"%.1f\" x2=\"%d\" y2=\"%.1f\" stroke=\"%s\" stroke-opacity=\"%s\"/>\n",
-                      LEFT, y, RIGHT, y, INK, i == 0 ? "1" : "0.3");
+        (void)fprintf(f->file,
+                      "<line x1=\"%d\" y1=\"%.1f\" x2=\"%d\" y2=\"%.1f\" stroke=\"%s\" stroke-opacity=\"%s\"/>\n", LEFT,
+                      y, RIGHT, y, INK, i == 0 ? "1" : "0.3");
         (void)snprintf(label, sizeof label, "%d %%", 20 * i);
         text(f, LEFT - 8, y + 4, "end", HITS, label);
         (void)snprintf(label, sizeof label, "%.3g", f->writes_max * i / 5);

@@ -1,6 +1,6 @@
 /*
- * replay_plot: hits and writes by capacity as an SVG drawing. It has no background and its ink is a middle grey, so that
- * it can be read on a light page and on a dark one.
+ * replay_plot: hits and writes by capacity as an SVG drawing. It has no background and its ink is a middle grey, so
+ * that it can be read on a light page and on a dark one.
  */
 #ifndef FIRNI_REPLAY_PLOT_H
 #define FIRNI_REPLAY_PLOT_H

@@ -1,6 +1,6 @@
 /*
- * The simulator: a cache of a number of blocks, run over the interleaved requests. Who leaves is decided by the policies
- * of the token tree on its own heap, who comes in by its rule of admission; what is simulated is what serves.
+ * The simulator: a cache of a number of blocks, run over the interleaved requests. Who leaves is decided by the
+ * policies of the token tree on its own heap, who comes in by its rule of admission; what is simulated is what serves.
  *
  * What is cached is a tree of *stretches*: blocks with consecutive ids that were last used together, so their recency
  * stamps are consecutive too, the last block's the lowest. A request touches a few stretches, whatever its length. One
@@ -9,9 +9,9 @@
  *      [1 .. 1523] --- [1525 .. 1531] --- ...      used by the last request
  *              \------ [1524 .. 1700]              used by one before it: leaves first, from its end
  *
- * A stretch stands in the heap with the rank of its last block when nothing follows it, as a leaf does in the tree. What
- * leaves is cut from its end: by recency all that is needed at once, since nothing else can have a stamp in between; by
- * a policy that ranks a few blocks at a time, since each has a rank of its own.
+ * A stretch stands in the heap with the rank of its last block when nothing follows it, as a leaf does in the tree.
+ * What leaves is cut from its end: by recency all that is needed at once, since nothing else can have a stamp in
+ * between; by a policy that ranks a few blocks at a time, since each has a rank of its own.
  */
 #include <assert.h>
 #include <stdalign.h>
@@ -70,7 +70,7 @@ static firn_status no_memory(const simulation *sim)
                       (unsigned long long)sim->n_stretches);
 }
 
-/* ---- shelves ------------------------------------------------------------------------------------------------------- */
+/* ---- shelves ----------------------------------------------------------------------------------------------------- */
 
 /* Index of the first stretch that begins behind `id`. */
 static uint32_t place_behind(const session_shelf *shelf, uint32_t id)
@@ -155,7 +155,7 @@ static stretch *split(simulation *sim, stretch *s, uint32_t n)
     return front;
 }
 
-/* ---- leaving ------------------------------------------------------------------------------------------------------- */
+/* ---- leaving ----------------------------------------------------------------------------------------------------- */
 
 /* Into the heap, or to its place in it, with the rank of the last block. */
 static void settle_leaf(simulation *sim, stretch *s)
@@ -208,7 +208,7 @@ static void evict(simulation *sim)
     }
 }
 
-/* ---- one request --------------------------------------------------------------------------------------------------- */
+/* ---- one request ------------------------------------------------------------------------------------------------- */
 
 static bool step_onto(simulation *sim, stretch *s)
 {

@@ -1,6 +1,7 @@
 /*
- * Reading of recorded traces, and their interleaving for a number of users. Owns the formats: docs/REPLAY.md. Nothing in
- * a file is trusted: every number is checked against a limit before it is used, and nesting is a stack of bounded depth.
+ * Reading of recorded traces, and their interleaving for a number of users. Owns the formats: docs/REPLAY.md. Nothing
+ * in a file is trusted: every number is checked against a limit before it is used, and nesting is a stack of bounded
+ * depth.
  */
 #include <assert.h>
 #include <errno.h>
@@ -51,7 +52,7 @@ static bool reserve(const firn_env *env, void **array, uint32_t n, uint32_t *cap
     return grown != NULL;
 }
 
-/* ---- one request -------------------------------------------------------------------------------------------------- */
+/* ---- one request ------------------------------------------------------------------------------------------------- */
 
 /* Adds a run to the request at the end of the table, as part of the run before it where it goes on. */
 static firn_status add_run(const reader *r, uint32_t first, uint32_t n_blocks)
@@ -142,7 +143,7 @@ static int64_t whole_of(const json_t *value, int64_t max)
     return x >= 0 && x <= max ? x : -1;
 }
 
-/* ---- the format of agent sessions ---------------------------------------------------------------------------------- */
+/* ---- the format of agent sessions -------------------------------------------------------------------------------- */
 
 static firn_status read_runs(const reader *r, const json_t *runs, double at_s)
 {
@@ -200,7 +201,7 @@ static firn_status read_session(const reader *r, const json_t *object)
     return FIRN_OK;
 }
 
-/* ---- the format of single requests --------------------------------------------------------------------------------- */
+/* ---- the format of single requests ------------------------------------------------------------------------------- */
 
 static firn_status read_single(const reader *r, const json_t *object)
 {
@@ -218,7 +219,7 @@ static firn_status read_single(const reader *r, const json_t *object)
     return status == FIRN_OK ? end_request(r) : status;
 }
 
-/* ---- the file ------------------------------------------------------------------------------------------------------ */
+/* ---- the file ---------------------------------------------------------------------------------------------------- */
 
 /* Notes where the next session's requests begin. */
 static bool mark_session(firni_replay_trace *trace)
@@ -339,7 +340,7 @@ void firni_replay_unload(firni_replay_trace *trace)
     *trace = (firni_replay_trace){ .env = trace->env };
 }
 
-/* ---- users --------------------------------------------------------------------------------------------------------- */
+/* ---- users ------------------------------------------------------------------------------------------------------- */
 
 static int by_event_time(const void *a, const void *b)
 {

@@ -1,5 +1,6 @@
 /*
- * Second-sighting admission (after the "doorkeeper" of Einziger, Friedman and Manes, TinyLFU, ACM ToS 2017, section 3.4).
+ * Second-sighting admission (after the "doorkeeper" of Einziger, Friedman and Manes, TinyLFU, ACM ToS 2017, section
+ * 3.4).
  *
  * Sightings are counted in a table of fixed size, one place per digest; a later block takes an earlier one's place, so
  * the table remembers about the last SIGHTINGS blocks and forgets by itself. What is "a short while" is measured: the

@@ -2,13 +2,13 @@
  * Leaves go first that save the least computation for the memory they take, aged by a clock.
  *
  * GreedyDual-Size (Cao and Irani, Cost-Aware WWW Proxy Caching Algorithms, USITS 1997, section 4): each thing has the
- * rank  clock at its last use + cost / bytes, the smallest leaves, and the clock is then set to its rank. So what is not
- * used again sinks below all that is used, however dear it once was.
+ * rank  clock at its last use + cost / bytes, the smallest leaves, and the clock is then set to its rank. So what is
+ * not used again sinks below all that is used, however dear it once was.
  *
  * The cost is what computing the tokens again takes. A token's share of the matrix products is the same at every depth,
  * its attention grows with the tokens before it; both are equal at about DEPTH_EQUAL tokens (products take 24 w^2
- * operations a layer, attention 4 w per token before it, which gives 6 w for a model of width w). A checkpoint saves all
- * tokens since the one before it, and takes as many bytes as thousands of tokens do.
+ * operations a layer, attention 4 w per token before it, which gives 6 w for a model of width w). A checkpoint saves
+ * all tokens since the one before it, and takes as many bytes as thousands of tokens do.
  */
 #include "prefix/tree_impl.h"
 

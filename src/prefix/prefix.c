@@ -83,7 +83,8 @@ firn_status firn_prefix_create(const firn_prefix_options *options, const firn_en
         status = firni_fail(err, FIRN_ERR_INVALID, "there is no eviction policy \"%s\": lru or cost", options->policy);
     }
     if (status == FIRN_OK && !firni_admission_find(options->admission, &second)) {
-        status = firni_fail(err, FIRN_ERR_INVALID, "there is no admission \"%s\": always or second", options->admission);
+        status = firni_fail(err, FIRN_ERR_INVALID, "there is no admission \"%s\": always or second",
+                            options->admission);
     }
     if (status == FIRN_OK && !firni_admission_init(&prefix->admission, second, env)) {
         status = firni_fail(err, FIRN_ERR_NO_MEMORY, "no memory for the sightings of blocks");

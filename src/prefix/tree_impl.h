@@ -143,8 +143,8 @@ typedef struct firni_use {
     uint64_t unit_bytes;   /* of a whole block of all layers: makes ranks of different models alike */
 } firni_use;
 
-/* Decides who leaves first. Only leaves and window blocks are ever asked about, so no policy can make an orphan; what is
- * pinned or unsaved is in no heap that it orders, so none can break a promise. `firn cache replay` runs the same
+/* Decides who leaves first. Only leaves and window blocks are ever asked about, so no policy can make an orphan; what
+ * is pinned or unsaved is in no heap that it orders, so none can break a promise. `firn cache replay` runs the same
  * tables on the same heap. */
 typedef struct firni_policy {
     const char *name;

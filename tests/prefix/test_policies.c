@@ -181,7 +181,8 @@ static void a_starved_tree_takes_in_what_is_asked_for_twice(void **state)
     rig_lookup(&rig, other, 2 * BLOCK, NULL);
     assert_false(rig_put(&rig, other, 2 * BLOCK, NULL, &reason)); /* full, and of a moment ago */
     assert_reason(reason, FIRN_REASON_NO_MEMORY);
-    assert_false(rig_put(&rig, other, 2 * BLOCK, NULL, &reason)); /* a second put of one request is no second sighting */
+    /* A second put of one request is no second sighting. */
+    assert_false(rig_put(&rig, other, 2 * BLOCK, NULL, &reason));
     assert_int_equal(stored(tokens, 4 * BLOCK), 4 * BLOCK);
     rig_lookup(&rig, other, 2 * BLOCK, NULL);
     assert_true(rig_put(&rig, other, 2 * BLOCK, NULL, &reason));

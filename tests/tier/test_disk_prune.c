@@ -1,5 +1,6 @@
 /*
- * Pruning: what was chosen goes, with its bytes; nothing that something depends on, that is pinned, or that was promised.
+ * Pruning: what was chosen goes, with its bytes; nothing that something depends on, that is pinned, or that was
+ * promised.
  */
 #include "firn/keep.h"
 #include "tier/tier_fixture.h"

@@ -47,7 +47,7 @@ static firn_status fail_code(firn_error *err, firni_code code, const firni_disk 
                       mdb_strerror(code));
 }
 
-/* ---- what is pinned ------------------------------------------------------------------------------------------------ */
+/* ---- what is pinned ---------------------------------------------------------------------------------------------- */
 
 static int by_digest(const void *a, const void *b)
 {
@@ -191,7 +191,7 @@ static bool is_held(const prune *job, const firni_key *key, const firni_entry *e
            is_held_tail(job, key, &parent);
 }
 
-/* ---- the choice ---------------------------------------------------------------------------------------------------- */
+/* ---- the choice -------------------------------------------------------------------------------------------------- */
 
 static bool text_has(const char *text, size_t n_text, const char *part)
 {
@@ -325,7 +325,7 @@ static firni_code sweep(prune *job, uint32_t *n_gone)
     return code;
 }
 
-/* ---- names --------------------------------------------------------------------------------------------------------- */
+/* ---- names ------------------------------------------------------------------------------------------------------- */
 
 /* Deletes what the namespace keeps by name, of every model. */
 static firni_code forget_names(prune *job, MDB_txn *txn)
@@ -372,7 +372,7 @@ static firni_code wipe_names(prune *job)
     return mdb_txn_commit(txn);
 }
 
-/* ---- all of it ----------------------------------------------------------------------------------------------------- */
+/* ---- all of it --------------------------------------------------------------------------------------------------- */
 
 firn_status firn_disk_prune(firn_tier *tier, const firn_disk_prune_options *options, firn_disk_prune_report *report,
                             firn_error *err)
