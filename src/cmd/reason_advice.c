@@ -40,6 +40,7 @@ static const firni_reason_text texts[FIRN_REASON_COUNT] = {
                                      "report it: an engine over libfirn put a row under the wrong count" },
     [FIRN_REASON_GONE] = { "it left between the lookup and the read, or the directory vanished",
                            "nothing if rare; else raise --disk-budget, and see who deletes the directory" },
+    [FIRN_REASON_CANCELLED] = { "nobody wanted it any more before it was there", "nothing" },
     [FIRN_REASON_PINNED] = { "what would have to make room is pinned", "unpin something, or raise the budget" },
     [FIRN_REASON_PRIORITY] = { "what would have to make room has a higher priority",
                                "raise the request's priority, or the budget" },
