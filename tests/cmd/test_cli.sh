@@ -168,7 +168,7 @@ call cache verify --cache-dir "$cache"
 check 'cache verify finds nothing bad' out_has '^[1-9][0-9]* records are good, 0 are bad$'
 rm -r "$cache/index"
 call cache stat --cache-dir "$cache"
-check 'a lost index is named, with the command that helps' one_line '^firn cache: the index of .* is missing.*firn cache fsck'
+check 'a lost index is named, with the command that helps' one_line '^firn cache stat: the index of .* is missing.*firn cache fsck'
 call cache fsck --cache-dir "$cache"
 check 'cache fsck makes it anew' out_has '^records     [1-9]'
 call cache fsck --quick --json --cache-dir "$cache"
@@ -202,7 +202,7 @@ check 'cache wipe spares a directory that is no cache' spared
 kept=$dir/kept
 printf '%s' "$prompt" >"$dir/prompt.txt"
 printf '%.200s and there it goes on otherwise than before' "$prompt" >"$dir/other.txt"
-call run --cache-dir "$kept" --temp 0 -n 4 "$prompt"
+call run --restore-always --cache-dir "$kept" --temp 0 -n 4 "$prompt"
 call cache explain --cache-dir "$kept" --prompt "$dir/prompt.txt"
 check 'cache explain says that all of a stored prompt is used' out_has '^reason +ok: '
 call cache explain --cache-dir "$kept" --prompt "$dir/other.txt"
@@ -223,7 +223,7 @@ call cache pin house --prompt "$dir/prompt.txt" --cache-dir "$kept" --for 1d
 check 'cache pin keeps the stored part of a prompt' out_has '^pinned [1-9][0-9]* of [1-9]'
 call cache pin --cache-dir "$kept"
 check 'cache pin alone lists the pins' out_has '^"house": [1-9][0-9]* tokens, '
-call run --cache-dir "$kept" --temp 0 -n 4 --namespace other "$prompt"
+call run --restore-always --cache-dir "$kept" --temp 0 -n 4 --namespace other "$prompt"
 call cache prune --cache-dir "$kept"
 check 'cache prune without a choice is wrong usage' usage_says 'say what is to go'
 call cache prune --cache-dir "$kept" --older 0.001 --dry-run
@@ -232,16 +232,16 @@ check 'cache prune --dry-run says what would go' out_has ': would remove [1-9][0
 call cache prune --cache-dir "$kept" --older 0.001
 as_said() { exits 0 && [ "$(sed 's/.*remove \([0-9]*\) rec.*/\1/' "$dir/tried")" = "$(sed 's/.*removed \([0-9]*\) rec.*/\1/' "$dir/out")" ]; }
 check 'cache prune removes just what the trial said' as_said
-call run --cache-dir "$kept" --temp 0 -n 4 --namespace other "$prompt"
+call run --restore-always --cache-dir "$kept" --temp 0 -n 4 --namespace other "$prompt"
 check 'what was pruned is computed again' err_has ' 0 cached \(ram 0, disk 0\)'
-call run --cache-dir "$kept" --temp 0 -n 4 "$prompt"
+call run --restore-always --cache-dir "$kept" --temp 0 -n 4 "$prompt"
 all_but_one() { sed -n 's/^\([0-9]*\) prompt tokens, \([0-9]*\) cached.*/\1 \2/p' "$dir/err" | { read -r all got && [ "$got" -eq $((all - 1)) ]; }; }
 check 'what is pinned is still there to its last token' all_but_one
 call cache wipe --cache-dir "$kept" --namespace ''
 check 'cache wipe --namespace removes what is pinned too' out_has '^removed [1-9][0-9]* records of namespace ""'
 call cache pin --cache-dir "$kept" --json
 check 'and the pins of the namespace' out_has '^\[\]$'
-call run --cache-dir "$kept" --temp 0 -n 4 --namespace other "$prompt"
+call run --restore-always --cache-dir "$kept" --temp 0 -n 4 --namespace other "$prompt"
 check 'another namespace keeps its state' err_has 'disk [1-9]'
 call cache verify --cache-dir "$kept"
 check 'and the store is whole' exits 0
