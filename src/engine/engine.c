@@ -34,7 +34,6 @@ static void publish_stats(firn_engine *engine)
     }
     engine->stats.n_waiting = n_waiting;
     engine->stats.n_running = engine->n_rows;
-    engine->stats.n_sessions = firni_sessions_count(engine->sessions);
     (void)pthread_mutex_lock(&engine->mutex);
     /* These two are counted by the submitting threads. */
     engine->stats.n_submitted = engine->published.n_submitted;
@@ -346,6 +345,7 @@ void firn_engine_get_stats(firn_engine *engine, firn_engine_stats *out)
     (void)pthread_mutex_unlock(&engine->mutex);
     /* These keep their own locks and are read fresh. */
     firn_pool_get_stats(engine->options.pool, &out->pool);
+    out->n_sessions = firni_sessions_count(engine->sessions);
     if (engine->options.tier != NULL) {
         firn_tier_get_stats(engine->options.tier, &out->tier);
     }

@@ -21,7 +21,7 @@ report $? "docs/REASONS.md explains each reason and no other"
 [ "$(grep -c '^    \[FIRN_REASON_[A-Z_]*\] = { ' src/cmd/reason_advice.c)" -eq "$(wc -l <"$dir/reasons")" ]
 report $? "firn cache explain has a text for each reason"
 
-sed -n 's/^    { "\(\/[^"]*\)", FIRNI_ROUTE_.*/\1/p' src/server/route.c | sort >"$dir/routes"
+sed -n 's/^    { \.path = "\([^"]*\)".*/\1/p' src/server/route.c | sort >"$dir/routes"
 sed -n 's/^## `[A-Z]* \([^`]*\)`.*/\1/p' docs/HTTP_API.md | sed 's/{.*}//' | sort >"$dir/page"
 [ -s "$dir/routes" ] && same "$dir/routes" "$dir/page"
 report $? "docs/HTTP_API.md describes each endpoint and no other"

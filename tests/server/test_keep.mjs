@@ -76,7 +76,7 @@ await test('messages are warmed up to where conversations part', async () => {
         assert.equal(chat.json.firn.first_divergence, warm.json.tokens);
     }
     const whole = [system, { role: 'user', content: 'Tell me of the sea' }];
-    assert.equal((await post(server, '/v1/firn/warm', { name: 't', messages: whole })).json.computed, 1);
+    assert.equal((await post(server, '/v1/firn/warm', { name: 't', messages: whole })).json.computed, 0);
     assert.equal((await post(server, '/v1/firn/warm', { name: 'u', messages: [{ role: 'x' }] })).status, 400);
     await server.stop();
 });

@@ -93,7 +93,8 @@ static void a_file_system_full_at_any_page_is_a_named_state_and_loses_nothing(vo
         skip();
     }
     firn_reason reason;
-    firn_tier *tier = fixture_open(&s->fix, s->dir, NULL);
+    const firn_disk_options to_the_last_page = { .min_free_bytes = FIRN_DISK_NO_RESERVE };
+    firn_tier *tier = fixture_open(&s->fix, s->dir, &to_the_last_page);
     assert_int_equal(fixture_store(&s->fix, tier, NULL, s->tokens, N), FIRN_REASON_NONE);
     assert_true(firn_tier_flush(tier, UINT64_C(5000000000)).durable);
     uint32_t n_refused = 0, n_named = 0, n_stored = 0;
@@ -123,7 +124,7 @@ static void a_file_system_full_at_any_page_is_a_named_state_and_loses_nothing(vo
     firn_tier_destroy(tier);
     /* A start on a full disk is a start: what is there is served. */
     leave_free(s, 0);
-    tier = fixture_open(&s->fix, s->dir, NULL);
+    tier = fixture_open(&s->fix, s->dir, &to_the_last_page);
     assert_int_equal(fixture_fetch(&s->fix, tier, NULL, s->tokens, N + 1, &reason), N);
     firn_tier_destroy(tier);
 }

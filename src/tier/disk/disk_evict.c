@@ -294,7 +294,8 @@ static firn_reason evict_until_fits(firni_disk *disk, firni_volume *volume, uint
     const int64_t spare = n_bytes > 0 ? firni_volume_spare_bytes(volume, disk->options.min_free_bytes) : INT64_MAX;
     uint64_t n_freed = 0;
     if (reserve_deficit(disk, volume, n_bytes, spare, 0) > firni_segments_physical_bytes(&volume->segments)) {
-        return FIRN_REASON_DISK_FULL; /* others fill the file system, and all that is here would not make the room */
+        /* Others fill the file system, and all that is here would not make the room. */
+        return firni_disk_failed(disk, volume, ENOSPC, "leaving the file system its reserve");
     }
     if (deficit(disk, volume, n_bytes, n_changed) > 0 && firni_volume_has_waiting_holes(volume)) {
         const firni_code code = firni_volume_settle(volume); /* what is on its way back already may be enough */
