@@ -298,14 +298,24 @@ static firn_request long_request(bool sampled)
     return request;
 }
 
+/* Takes its time over every token, so that the answer does not end before its process does. */
+static void dawdle(void *ctx, const firn_event *event)
+{
+    (void)ctx;
+    (void)event;
+    for (unsigned i = 0; i < 5; i++) {
+        nap();
+    }
+}
+
 /* A process that serves the request until it is killed; writes a byte once two checkpoints are stored. */
 static void serve_until_killed(const char *dir, firn_request request, int fd)
 {
-    static test_answer answer;
     test_stack stack;
+    uint64_t id;
+    request.on_event = dawdle;
     test_stack_open(&stack, &(test_stack_options){ .disk_dir = dir, .engine = { .checkpoint_tokens = EVERY } });
-    firn_error err;
-    (void)test_submit(&stack, request, &answer, &err);
+    (void)firn_engine_submit(stack.engine, &request, &id, NULL);
     while (stats_of(&stack).n_generation_checkpoints < 2) {
         nap();
     }
