@@ -15,8 +15,8 @@
  * that keeping all of them would give.
  *
  * Prompts are given to the tree at block boundaries and one token before their end, answers at their exact end: so the
- * end of the prompt is the last checkpoint at a boundary, and what stands first in the block after it is the prompt that
- * may be asked once more.
+ * end of the prompt is the last checkpoint at a boundary, and what stands first in the block after it, or one token
+ * before it, is the prompt that may be asked once more.
  *
  * Where conversations part, what lies above belongs to all of them: the rule stops at the first branch above the end.
  * So the last checkpoint at or before a branch stays for whoever leaves there next.
@@ -140,8 +140,8 @@ static uint32_t end_of_prompt(const firni_node *leaf)
     return latest;
 }
 
-/* The nearest to each distance before `end`, between two as near the shorter; the first after it in its block; and the
- * latest. Past the last distance they only get further away. */
+/* The nearest to each distance before `end`, between two as near the shorter; the first after it in its block, or the
+ * one that lacks one token to it; and the latest. Past the last distance they only get further away. */
 static void find_kept(const firni_node *leaf, uint32_t end, kept_set *set)
 {
     for (const firni_node *node = leaf; node->parent != NULL; node = node->parent) {
@@ -149,7 +149,8 @@ static void find_kept(const firni_node *leaf, uint32_t end, kept_set *set)
             if (set->kept[KEPT_LATEST] == NULL) {
                 set->kept[KEPT_LATEST] = c;
             }
-            if (c->n_tokens > end && c->n_tokens - end < FIRN_BLOCK_TOKENS) {
+            /* A prompt that ends at a boundary may have a checkpoint there too, with its logits. */
+            if ((c->n_tokens > end && c->n_tokens - end < FIRN_BLOCK_TOKENS) || c->n_tokens + 1 == end) {
                 set->kept[KEPT_PROMPT] = c;
             }
             for (uint32_t i = 0; i < N_DISTANCES; i++) {

@@ -109,11 +109,47 @@ static void a_restart_answers_layer_by_layer_in_every_family(void **state)
     restart_in_every_family(true);
 }
 
+/* Wherever the prompt ends in a block: also a state that cannot be cut stands one token before the end. */
+static void the_same_prompt_after_a_restart_computes_one_token(void **state)
+{
+    (void)state;
+    static const uint32_t lengths[] = { 319, 320, 321, 330 };
+    test_rng rng = test_rng_create("repeat", 62);
+    static test_answer cold, again;
+    for (size_t i = 0; i < sizeof models / sizeof models[0] * (sizeof lengths / sizeof lengths[0]); i++) {
+        const uint32_t n = lengths[i % (sizeof lengths / sizeof lengths[0])];
+        char path[64];
+        (void)snprintf(path, sizeof path, "tests/oracle/%s.gguf", models[i / (sizeof lengths / sizeof lengths[0])]);
+        char *dir = test_dir_create();
+        const test_stack_options options = { .model_path = path, .disk_dir = dir };
+        firn_token prompt[PROMPT];
+        for (uint32_t t = 0; t < n; t++) {
+            prompt[t] = 10 + test_rng_below(&rng, 200);
+        }
+        test_stack stack;
+        test_stack_open(&stack, &options);
+        ask(&stack, prompt, n, &cold);
+        assert_true(test_stack_close(&stack, UINT64_C(10000000000)).durable);
+        test_stack_open(&stack, &options);
+        ask(&stack, prompt, n, &again);
+        if (again.usage.cache.disk_tokens != n - 1) {
+            fail_msg("%s: %u of %u tokens from disk", path, again.usage.cache.disk_tokens, n);
+        }
+        assert_same_answer(&cold, &again);
+        (void)test_stack_close(&stack, UINT64_C(10000000000));
+        test_answer_deinit(&cold);
+        test_answer_deinit(&again);
+        test_dir_remove(dir);
+        free(dir);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_restart_answers_from_disk_in_every_family),
         cmocka_unit_test(a_restart_answers_layer_by_layer_in_every_family),
+        cmocka_unit_test(the_same_prompt_after_a_restart_computes_one_token),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
