@@ -23,7 +23,7 @@ WARN := -Wall -Wextra -Wpedantic -Wconversion -Wshadow -Wstrict-prototypes -Wmis
 BASE_CFLAGS := -std=c17 -D_POSIX_C_SOURCE=200809L -O2 -g -fno-strict-aliasing -ffp-contract=off -pthread -fvisibility=default \
                $(WARN) -Iinclude -Isrc $(if $(SAN),-fsanitize=$(SAN) -fno-omit-frame-pointer -fno-sanitize-recover=all)
 ALL_CFLAGS = $(BASE_CFLAGS) $(CFLAGS)
-LIBS := -luring -llmdb -lxxhash -lcrypto -lm -pthread
+LIBS := -luring -llmdb -lxxhash -lzstd -lcrypto -lm -pthread
 LIBS_LM := -ljansson -lpcre2-8
 LIBS_SERVER := -lmicrohttpd
 LINK = $(CC) $(if $(SAN),-fsanitize=$(SAN)) $(LDFLAGS)

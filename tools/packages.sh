@@ -11,6 +11,7 @@ header stdlib.h|libc6-dev
 header lmdb.h|liblmdb-dev
 header liburing.h|liburing-dev
 header xxhash.h|libxxhash-dev
+header zstd.h|libzstd-dev
 header openssl/sha.h|libssl-dev
 header microhttpd.h|libmicrohttpd-dev
 header jansson.h|libjansson-dev

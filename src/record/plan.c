@@ -253,7 +253,8 @@ uint32_t firni_form_surplus(const firni_plan_form *form, uint64_t record_bytes)
 
 bool firni_form_matches(const firni_plan_form *form, const firni_record *record)
 {
-    const uint32_t surplus = firni_form_surplus(form, record->record_bytes);
+    const bool is_packed = record->plain_bytes != 0;
+    const uint32_t surplus = firni_form_surplus(form, is_packed ? record->plain_bytes : record->record_bytes);
     if (surplus == UINT32_MAX || record->n_sections != form->n_sections ||
         record->header_bytes != form->header_bytes + surplus) {
         return false;
@@ -261,7 +262,7 @@ bool firni_form_matches(const firni_plan_form *form, const firni_record *record)
     for (uint32_t i = 0; i < form->n_sections; i++) {
         const firni_section *a = &form->sections[i], *b = &record->sections[i];
         if (a->kind != b->kind || a->layer != b->layer || a->plane != b->plane || a->dtype != b->dtype ||
-            a->n_dims != b->n_dims || a->offset + surplus != b->offset || a->n_bytes != b->n_bytes ||
+            a->n_dims != b->n_dims || (!is_packed && a->offset + surplus != b->offset) || a->n_bytes != b->n_bytes ||
             memcmp(a->shape, b->shape, sizeof a->shape) != 0) {
             return false;
         }

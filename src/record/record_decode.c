@@ -60,9 +60,12 @@ static firn_status decode_section(const uint8_t *at, uint32_t index, firni_secti
         .offset = firni_get_u64(at + 24),
         .n_bytes = firni_get_u64(at + 32),
         .checksum = { .low = firni_get_u64(at + 40), .high = firni_get_u64(at + 48) },
+        .codec = (firni_codec)at[60],
+        .stored_bytes = firni_get_u32(at + 56),
     };
     const bool kind_known = out->kind >= FIRNI_SECTION_PLANE && out->kind <= FIRNI_SECTION_STATE;
-    if (!kind_known || out->n_dims == 0 || out->n_dims > FIRN_TENSOR_DIMS_MAX || firni_get_u64(at + 56) != 0) {
+    const bool is_zero = at[61] == 0 && firni_get_u16(at + 62) == 0;
+    if (!kind_known || out->n_dims == 0 || out->n_dims > FIRN_TENSOR_DIMS_MAX || !is_zero) {
         return firni_fail(err, FIRN_ERR_CORRUPT, "section %u is of no known form", index);
     }
     for (uint32_t i = 0; i < FIRN_TENSOR_DIMS_MAX; i++) {
@@ -74,6 +77,10 @@ static firn_status decode_section(const uint8_t *at, uint32_t index, firni_secti
     if (out->n_bytes == 0 || section_shape_bytes(out) != out->n_bytes) {
         return firni_fail(err, FIRN_ERR_CORRUPT, "section %u: shape and length disagree", index);
     }
+    if (at[60] > FIRNI_CODEC_PLANES || (out->codec != FIRNI_CODEC_NONE) != (out->stored_bytes != 0) ||
+        out->stored_bytes >= out->n_bytes) {
+        return firni_fail(err, FIRN_ERR_CORRUPT, "section %u is stored in no known way", index);
+    }
     return FIRN_OK;
 }
 
@@ -82,9 +89,11 @@ static firn_status check_section_place(const firni_record *record, uint32_t inde
 {
     const firni_section *section = &record->sections[index];
     const uint64_t begin_min =
-        index == 0 ? record->header_bytes : record->sections[index - 1].offset + record->sections[index - 1].n_bytes;
+        index == 0 ? record->header_bytes
+                   : record->sections[index - 1].offset + firni_section_stored(&record->sections[index - 1]);
     if (section->offset < begin_min || section->offset > record->record_bytes ||
-        section->n_bytes > record->record_bytes - section->offset) {
+        firni_section_stored(section) > record->record_bytes - section->offset ||
+        (section->codec != FIRNI_CODEC_NONE && record->plain_bytes == 0)) {
         return firni_fail(err, FIRN_ERR_CORRUPT, "section %u lies outside of its place", index);
     }
     const bool is_attachment = section->kind == FIRNI_SECTION_METADATA || section->kind == FIRNI_SECTION_TENSOR;
@@ -152,15 +161,32 @@ static firn_status decode_annex(const uint8_t *header, firni_record *out, firn_e
     out->n_fixed = firni_get_u16(at + 52);
     out->n_ns = firni_get_u16(at + 54);
     out->n_text = firni_get_u32(at + 56);
+    out->plain_bytes = (uint64_t)firni_get_u32(at + 60) * FIRNI_RECORD_ALIGN;
     out->ns_name = (const char *)at + FIRNI_RECORD_ANNEX_BYTES;
     out->text = out->ns_name + out->n_ns;
     if (out->n_ns > FIRN_NAMESPACE_BYTES_MAX || out->n_text > FIRNI_RECORD_TEXT_BYTES_MAX ||
         out->header_bytes != firni_record_header_bytes(out->n_sections, out->n_ns + out->n_text) ||
-        (out->first_token != 0 && out->n_ns + out->n_text != 0) || firni_get_u32(at + 60) != 0 ||
+        (out->first_token != 0 && out->n_ns + out->n_text != 0) ||
         memchr(out->ns_name, '\0', out->n_ns) != NULL) {
         return firni_fail(err, FIRN_ERR_CORRUPT, "a record's names do not fit its header");
     }
+    if (out->plain_bytes != 0 && (out->plain_bytes <= out->record_bytes || out->plain_bytes > FIRNI_RECORD_BYTES_MAX)) {
+        return firni_fail(err, FIRN_ERR_CORRUPT, "a packed record is not smaller than it was");
+    }
     return FIRN_OK;
+}
+
+/* Of a packed record: what is unpacked has room in the plain one. Each section is bounded by its own shape, and so is
+ * their sum. */
+static firn_status check_plain_bytes(const firni_record *record, firn_error *err)
+{
+    const uint64_t n_bytes_max = record->plain_bytes == 0 ? record->record_bytes : record->plain_bytes;
+    uint64_t n_bytes = record->header_bytes;
+    for (uint32_t i = 0; i < record->n_sections; i++) {
+        n_bytes += record->sections[i].n_bytes;
+    }
+    return n_bytes <= n_bytes_max ? FIRN_OK
+                                  : firni_fail(err, FIRN_ERR_CORRUPT, "sections are larger than their record was");
 }
 
 firn_status firni_record_decode(const uint8_t *bytes, size_t n_bytes, uint64_t record_bytes_max,
@@ -210,14 +236,19 @@ firn_status firni_record_decode(const uint8_t *bytes, size_t n_bytes, uint64_t r
             status = check_section_place(out, i, err);
         }
     }
-    return status;
+    return status == FIRN_OK ? check_plain_bytes(out, err) : status;
+}
+
+uint64_t firni_section_stored(const firni_section *section)
+{
+    return section->codec != FIRNI_CODEC_NONE ? section->stored_bytes : section->n_bytes;
 }
 
 uint32_t firni_record_verify_sections(const firni_record *record, const uint8_t *record_start)
 {
     for (uint32_t i = 0; i < record->n_sections; i++) {
         const firni_section *section = &record->sections[i];
-        assert(section->offset + section->n_bytes <= record->record_bytes);
+        assert(section->codec == FIRNI_CODEC_NONE && section->offset + section->n_bytes <= record->record_bytes);
         const firni_checksum found = firni_checksum_of(record_start + section->offset, (size_t)section->n_bytes);
         if (!firni_checksum_equal(found, section->checksum)) {
             return i;

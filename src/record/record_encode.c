@@ -47,6 +47,8 @@ static void encode_section(const firni_section *section, uint8_t *at)
     firni_put_u64(at + 32, section->n_bytes);
     firni_put_u64(at + 40, section->checksum.low);
     firni_put_u64(at + 48, section->checksum.high);
+    firni_put_u32(at + 56, section->stored_bytes);
+    at[60] = (uint8_t)section->codec;
 }
 
 static void encode_annex(const firni_record *record, uint8_t *at)
@@ -60,6 +62,7 @@ static void encode_annex(const firni_record *record, uint8_t *at)
     firni_put_u16(at + 52, record->n_fixed);
     firni_put_u16(at + 54, (uint16_t)record->n_ns);
     firni_put_u32(at + 56, record->n_text);
+    firni_put_u32(at + 60, (uint32_t)(record->plain_bytes / FIRNI_RECORD_ALIGN));
     if (record->n_ns > 0) {
         memcpy(at + FIRNI_RECORD_ANNEX_BYTES, record->ns_name, record->n_ns);
     }
@@ -73,6 +76,7 @@ void firni_record_encode(const firni_record *record, uint8_t *out)
     assert(record->header_bytes == firni_record_header_bytes(record->n_sections, record->n_ns + record->n_text));
     assert(record->header_bytes > 0 && (record->first_token == 0 || record->n_ns + record->n_text == 0));
     assert(record->record_bytes % FIRNI_RECORD_ALIGN == 0 && record->record_bytes >= record->header_bytes);
+    assert(record->plain_bytes % FIRNI_RECORD_ALIGN == 0 && record->plain_bytes / FIRNI_RECORD_ALIGN <= UINT32_MAX);
     assert(record->n_tokens <= FIRN_BLOCK_TOKENS && record->first_token % FIRN_BLOCK_TOKENS == 0);
     memset(out, 0, record->header_bytes);
     memcpy(out, magic, sizeof magic);

@@ -53,7 +53,11 @@
  *          52      2   layers whose state it holds
  *          54      2   bytes of the namespace's name that follow: 0..255
  *          56      4   bytes of the identity's text that follow: 0..32,768
- *          60      4   zero
+ *          60      4   plain_pages: 4 KiB pages of the record before it was packed; 0: it is not packed
+ *
+ * A *packed* record has the header of the plain one, and behind it its sections as codec.c stores them, one right behind
+ * the other; record_bytes and the sections' offsets are those of the packed form, lengths and checksums those of the
+ * plain one.
  *
  * Section:
  *
@@ -66,7 +70,9 @@
  *          24      8   offset from the start of the record
  *          32      8   length in bytes: product of shape times the dtype's size
  *          40     16   XXH3-128 of the section's bytes: low, high
- *          56      8   zero
+ *          56      4   stored_bytes: what a coded section takes in the record; 0 without a codec
+ *          60      1   codec: 0 none, 1 zstd, 2 zstd of byte planes
+ *          61      3   zero
  */
 #ifndef FIRNI_RECORD_IMPL_H
 #define FIRNI_RECORD_IMPL_H
@@ -107,14 +113,23 @@ typedef struct firni_checksum {
     uint64_t low, high;
 } firni_checksum;
 
+/* How a section's bytes are stored. Persisted: append, never renumber. */
+typedef enum firni_codec {
+    FIRNI_CODEC_NONE = 0,
+    FIRNI_CODEC_ZSTD = 1,  /* XXH3-128 of the frame, then one zstd frame with its content's size */
+    FIRNI_CODEC_PLANES = 2 /* the same of the section's elements by byte: all first bytes, then all second ones ... */
+} firni_codec;
+
 typedef struct firni_section {
     firni_section_kind kind;
     uint16_t layer, plane;
     firn_dtype dtype;
     uint32_t n_dims;
     uint32_t shape[FIRN_TENSOR_DIMS_MAX];
-    uint64_t offset, n_bytes;
+    uint64_t offset, n_bytes; /* n_bytes and checksum: of the plain bytes */
     firni_checksum checksum;
+    firni_codec codec;
+    uint32_t stored_bytes;    /* 0 without a codec: then the section takes n_bytes */
 } firni_section;
 
 /* A header in memory. `sections` belongs to whoever made the struct. */
@@ -122,6 +137,7 @@ typedef struct firni_record {
     firni_record_kind kind;
     uint32_t header_bytes;
     uint64_t record_bytes;
+    uint64_t plain_bytes; /* of a packed record: before it was; else 0 */
     uint64_t created_wall_ns;
     uint32_t first_token, n_tokens;
     firn_digest identity, ns, parent, digest, root;
@@ -150,9 +166,12 @@ firn_status firni_record_decode(const uint8_t *bytes, size_t n_bytes, uint64_t r
  * plausible (aligned, within the limits) but only the checksum in firni_record_decode makes them true. */
 firn_status firni_record_peek(const uint8_t fixed[FIRNI_RECORD_FIXED_BYTES], uint32_t *header_bytes,
                               uint32_t *n_sections, firn_error *err);
-/* The record's bytes from offset 0 are at `record_start`, all of record_bytes: compares each section's checksum.
- * Returns the index of the first that fails, or n_sections. */
+/* The record's bytes from offset 0 are at `record_start`, all of record_bytes: compares each section's checksum. Not for
+ * packed records. Returns the index of the first that fails, or n_sections. */
 uint32_t firni_record_verify_sections(const firni_record *record, const uint8_t *record_start);
+
+/* What a section takes in the record. */
+uint64_t firni_section_stored(const firni_section *section);
 
 firni_checksum firni_checksum_of(const void *bytes, size_t n_bytes);
 bool firni_checksum_equal(firni_checksum a, firni_checksum b);
@@ -182,6 +201,28 @@ firn_digest firni_chain_object(const firn_digest *parent, const firn_token *toke
 /* Of a record of any kind: firn_chain_extend() for blocks and tails. */
 firn_digest firni_chain_record(firni_record_kind kind, const firn_digest *parent, const firn_token *tokens,
                                uint32_t n_tokens);
+
+/* ---- packed sections (codec.c) ----------------------------------------------------------------------------------- */
+
+/* Memory and state of packing and unpacking, for one thread at a time. */
+typedef struct firni_coder firni_coder;
+
+firni_coder *firni_coder_create(const firn_env *env); /* NULL without memory */
+void firni_coder_destroy(firni_coder *coder);         /* accepts NULL */
+/* Packs the section's plain bytes into out[0..n_bytes), in whichever way is smallest, and sets its codec and
+ * stored_bytes; what does not shrink is copied. Errors: NO_MEMORY. */
+firn_status firni_section_pack(firni_coder *coder, firni_section *section, const uint8_t *bytes, uint8_t *out);
+/* Unpacks what the section stored, all of it at `stored`, into out[0..n_bytes). The stored bytes are verified before they
+ * are decoded, their size and that of what is in them before anything is allocated; the section's own checksum is the
+ * caller's to compare. Errors: CORRUPT, NO_MEMORY. */
+firn_status firni_section_unpack(firni_coder *coder, const firni_section *section, const uint8_t *stored, uint8_t *out);
+/* Packs a decoded plain record whose bytes from offset 0 are at `bytes` and have been verified. `sections`, n_sections of
+ * them, become those of *out, which is complete but for its place; out_bytes has room for the plain record, and gets the
+ * sections but no header. The bytes behind them, up to a multiple of 4 KiB, are zeroed. Errors: NO_MEMORY. */
+firn_status firni_record_pack(firni_coder *coder, const firni_record *record, const uint8_t *bytes,
+                              firni_section *sections, uint8_t *out_bytes, firni_record *out);
+/* Whether every section of a record, packed or not, is what its checksums say. Errors: CORRUPT, NO_MEMORY. */
+firn_status firni_record_verify(firni_coder *coder, const firni_record *record, const uint8_t *record_start);
 
 /* ---- plans (plan.c) ---------------------------------------------------------------------------------------------- */
 
@@ -240,7 +281,7 @@ uint64_t firni_form_bytes(const firni_plan_form *form, uint32_t n_images);
  * takes so many bytes (UINT32_MAX: no record of this form does). Images and sections lie that much further back. */
 uint32_t firni_form_names_bytes(const firni_plan_form *form, uint32_t n_names);
 uint32_t firni_form_surplus(const firni_plan_form *form, uint64_t record_bytes);
-/* Whether a decoded header has exactly the sections of the form. */
+/* Whether a decoded header has exactly the sections of the form; of a packed record they may lie anywhere. */
 bool firni_form_matches(const firni_plan_form *form, const firni_record *record);
 /* Fills the checksums of one image's sections from its bytes. `sections` is a whole record's. */
 void firni_form_checksum(const firni_plan_form *form, uint32_t image, const uint8_t *bytes, firni_section *sections);
