@@ -38,6 +38,8 @@ typedef struct firn_disk_options {
     uint64_t segment_bytes;      /* a new segment file is started beyond this; 0: 256 MiB */
     firn_durability durability;
     uint64_t ttl_ns;             /* records not used for this long are misses and are evicted first; 0: no limit */
+    uint64_t demote_idle_ns;     /* records not used for this long are rewritten compressed, while nobody uses the tier,
+                                  * where that saves a tenth or more; 0: never */
     bool read_only;              /* do not take the writer's lock; stores are refused with READ_ONLY. For other
                                   * processes than the writer's: LMDB allows one environment per process */
     bool buffered;               /* do not use O_DIRECT even where the file system has it */
@@ -64,6 +66,7 @@ typedef struct firn_disk_record {
     uint32_t first_token, n_tokens;
     uint32_t n_full, n_window, n_fixed; /* layers of each family whose state it holds */
     uint64_t n_bytes;
+    uint64_t plain_bytes;               /* larger than n_bytes: it was demoted, and took so much before */
     uint64_t last_used_wall_ns;
     const char *ns;
     const char *identity_text;
@@ -75,6 +78,18 @@ firn_status firn_disk_visit(firn_tier *tier, bool (*visit)(void *ctx, const firn
                             firn_error *err);
 /* Reads and verifies every record; counts those that fail and quarantines them when this process is the writer. */
 firn_status firn_disk_verify(firn_tier *tier, uint64_t *n_good, uint64_t *n_bad, firn_error *err);
+
+typedef struct firn_disk_demote_report {
+    uint64_t n_demoted;          /* records that are compressed now */
+    uint64_t plain_bytes, n_bytes; /* of these: before, and now */
+    uint64_t n_incompressible;   /* that gain too little, and are not tried again */
+} firn_disk_demote_report;
+
+/* Compresses now what has not been used for demote_idle_ns, as the tier itself does when nobody uses it: records that
+ * nobody was promised or pinned, a few megabytes at a time, within the budget. For the writer. Errors: STATE (opened for
+ * reading, or demote_idle_ns is 0), IO, NO_MEMORY; what was done before a failure stays. */
+firn_status firn_disk_demote(firn_tier *tier, firn_disk_demote_report *report, firn_error *err);
+
 typedef struct firn_disk_fsck_options {
     bool headers_only; /* believe what a record's header says of its sections: fast, and restores still verify them */
 } firn_disk_fsck_options;

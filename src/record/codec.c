@@ -89,11 +89,26 @@ static void join(const uint8_t *planes, size_t n_elements, size_t width, uint8_t
 
 /* ---- sections ---------------------------------------------------------------------------------------------------- */
 
-/* One frame into out[0..capacity); 0: it does not fit. */
-static size_t compress(firni_coder *coder, const uint8_t *bytes, size_t n_bytes, uint8_t *out, size_t capacity)
+/* One frame of n_parts equal parts into out[0..capacity); 0: it does not fit. Each part begins a block of the frame, which
+ * has a table of symbols of its own: one table for high and low bytes together gains nothing. */
+static size_t compress(firni_coder *coder, const uint8_t *bytes, size_t n_bytes, size_t n_parts, uint8_t *out,
+                       size_t capacity)
 {
-    const size_t n = ZSTD_compress2(coder->packer, out, capacity, bytes, n_bytes);
-    return ZSTD_isError(n) ? 0 : n;
+    (void)ZSTD_CCtx_reset(coder->packer, ZSTD_reset_session_only);
+    if (ZSTD_isError(ZSTD_CCtx_setPledgedSrcSize(coder->packer, n_bytes))) {
+        return 0;
+    }
+    const size_t n_part = n_bytes / n_parts;
+    ZSTD_outBuffer to = { .dst = out, .size = capacity };
+    for (size_t i = 0; i < n_parts; i++) {
+        const ZSTD_EndDirective directive = i + 1 < n_parts ? ZSTD_e_flush : ZSTD_e_end;
+        ZSTD_inBuffer from = { .src = bytes + i * n_part, .size = n_part };
+        /* Nothing is left inside, or there is no room for it. */
+        if (ZSTD_compressStream2(coder->packer, &to, &from, directive) != 0) {
+            return 0;
+        }
+    }
+    return to.pos;
 }
 
 firn_status firni_section_pack(firni_coder *coder, firni_section *section, const uint8_t *bytes, uint8_t *out)
@@ -114,7 +129,7 @@ firn_status firni_section_pack(firni_coder *coder, firni_section *section, const
         }
     }
     const size_t capacity = n_bytes_max - CHECKSUM_BYTES;
-    size_t n_frame = compress(coder, bytes, n_bytes, out + CHECKSUM_BYTES, capacity);
+    size_t n_frame = compress(coder, bytes, n_bytes, 1, out + CHECKSUM_BYTES, capacity);
     section->codec = n_frame > 0 ? FIRNI_CODEC_ZSTD : FIRNI_CODEC_NONE;
     if (width > 1) {
         const size_t limit = n_frame > 0 ? n_frame : capacity;
@@ -123,7 +138,7 @@ firn_status firni_section_pack(firni_coder *coder, firni_section *section, const
             return FIRN_ERR_NO_MEMORY;
         }
         split(bytes, n_bytes / width, width, coder->planes);
-        const size_t n_planes = compress(coder, coder->planes, n_bytes, coder->frame, limit);
+        const size_t n_planes = compress(coder, coder->planes, n_bytes, width, coder->frame, limit);
         if (n_planes > 0 && (n_frame == 0 || n_planes < n_frame)) {
             memcpy(out + CHECKSUM_BYTES, coder->frame, n_planes);
             n_frame = n_planes;

@@ -347,6 +347,12 @@ firn_reason firni_disk_make_room(firni_disk *disk, firni_volume *volume, uint64_
     return evict_until_fits(disk, volume, n_bytes, n_records, n_records, priority);
 }
 
+bool firni_disk_has_room(const firni_disk *disk, firni_volume *volume, uint64_t n_bytes, uint32_t n_records)
+{
+    const int64_t spare = firni_volume_spare_bytes(volume, disk->options.min_free_bytes);
+    return deficit(disk, volume, n_bytes, n_records) == 0 && reserve_deficit(disk, volume, n_bytes, spare, 0) == 0;
+}
+
 /* ---- upkeep ------------------------------------------------------------------------------------------------------ */
 
 /* What was noted in RAM, taken over from the disk. */

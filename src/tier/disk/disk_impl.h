@@ -17,7 +17,8 @@
  *      disk_memo.c     walks of the last lookups
  *      fsck.c          a new index from segments alone            fsck_scan.c     segments -> the records in them
  *      disk_worker.c   the threads of asynchronous restores                      disk_evict.c    room, expiry, upkeep
- *      disk_layers.c   records -> blocks, layer by layer
+ *      disk_layers.c   records -> blocks, layer by layer         disk_demote.c   idle records -> packed ones
+ *      disk_packed.c   packed records -> blocks
  *
  * How a record becomes visible (disk_store.c): bytes appended, synced, then named by one index transaction. How it goes
  * (disk_evict.c): unnamed by one index transaction that also logs its range as a hole, then punched, then the log
@@ -141,6 +142,8 @@ typedef struct firni_entry {
     uint16_t n_full, n_window, n_fixed; /* layers of each family whose state the record holds; of window layers those of
                                          * the first kinds */
     firni_place place;
+    uint64_t plain_bytes;    /* of a packed record: before it was; else 0 */
+    bool is_incompressible;  /* packing was tried, and gained too little */
     uint64_t created_wall_ns;
     uint64_t stamp;          /* recency: wall time of the last use, made unique */
     int8_t priority;         /* the highest of those who stored it: lower ones are evicted first */
@@ -212,6 +215,10 @@ firni_code firni_index_touch(const firni_index *index, MDB_txn *txn, const firni
 /* The same, and the entry's priority becomes at least this. */
 firni_code firni_index_raise(const firni_index *index, MDB_txn *txn, const firni_key *key, firni_entry *entry,
                              uint64_t stamp, int priority);
+/* Says where the entry's record lies now, in what form, and whether packing it has been tried in vain; segment counts
+ * follow, and the stamp stays. */
+firni_code firni_index_move(const firni_index *index, MDB_txn *txn, const firni_key *key, const firni_entry *from,
+                            const firni_entry *to);
 firni_code firni_index_quarantine(const firni_index *index, MDB_txn *txn, const firni_key *key, firni_entry *entry);
 /* Whether any entry is the child of this digest. */
 firni_code firni_index_has_children(const firni_index *index, MDB_txn *txn, const firn_digest *digest, bool *out);
@@ -432,6 +439,8 @@ struct firni_disk {
     uint32_t n_memos;
     uint64_t epoch;
     uint64_t stamp_last;
+    uint64_t active_at_ns;       /* when somebody last stored, looked up or restored */
+    firni_rank demote_from;      /* what stands before it has been looked at; guarded by writer */
     firn_tier_stats stats;
     pthread_cond_t left;         /* n_inside has become less */
     uint32_t n_inside;           /* stores and flushes that run, also those that nobody waits for any more */
@@ -633,6 +642,8 @@ firni_code firni_disk_write_blocks(firni_disk *disk, firni_volume *volume, firni
 firni_code firni_disk_write_object(firni_disk *disk, firni_volume *volume, firni_pending *pending,
                                    const firn_attachment *attachments, uint32_t n_attachments,
                                    const firni_origin *origin);
+/* Makes the current segment one that has room for n_bytes. */
+firni_code firni_disk_choose_segment(const firni_disk *disk, firni_volume *volume, uint64_t n_bytes);
 /* Syncs the segments that hold these records, when the durability asks for it. */
 firni_code firni_disk_sync_written(firni_disk *disk, firni_volume *volume, const firni_pending *pending,
                                    uint32_t n_pending);
@@ -640,6 +651,8 @@ firni_code firni_disk_sync_written(firni_disk *disk, firni_volume *volume, const
 /* Evicts what has at most this priority until n_bytes in n_records fit into the budget; NONE or why not. */
 firn_reason firni_disk_make_room(firni_disk *disk, firni_volume *volume, uint64_t n_bytes, uint32_t n_records,
                                  int priority);
+/* Whether they fit as things are. */
+bool firni_disk_has_room(const firni_disk *disk, firni_volume *volume, uint64_t n_bytes, uint32_t n_records);
 /* Writes touches and suspects to the index, and evicts what expired. */
 firn_reason firni_disk_upkeep(firni_disk *disk, firni_volume *volume);
 /* Makes room for n entries to be condemned at once. False without memory. */
@@ -651,6 +664,12 @@ bool firni_disk_condemn_replaced(firni_disk *disk, const firni_entry *entry, con
 /* Removes the entries with these keys, as far as nothing depends on them and nobody pinned them. */
 firni_code firni_disk_remove_keys(firni_disk *disk, firni_volume *volume, const firni_key *keys, uint32_t n_keys,
                                   uint32_t *n_removed);
+/* disk_demote.c: one bounded step of packing what is idle. *more: there may be something left to do. Writer held, and
+ * upkeep done. */
+firn_reason firni_disk_demote_step(firni_disk *disk, firni_volume *volume, firn_disk_demote_report *report, bool *more);
+/* Whether nobody has used the tier for a while. */
+bool firni_disk_is_quiet(firni_disk *disk);
+void firni_disk_note_activity(firni_disk *disk);
 /* After a commit or an abort of what was condemned. */
 void firni_disk_absolve(firni_disk *disk, bool committed);
 

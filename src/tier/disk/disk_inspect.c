@@ -122,6 +122,8 @@ firn_status firn_disk_visit(firn_tier *tier, bool (*visit)(void *ctx, const firn
                                               .n_window = entry.n_window,
                                               .n_fixed = entry.n_fixed,
                                               .n_bytes = entry.place.n_bytes,
+                                              .plain_bytes = entry.plain_bytes != 0 ? entry.plain_bytes
+                                                                                    : entry.place.n_bytes,
                                               .last_used_wall_ns = entry.stamp,
                                               .ns = ns,
                                               .identity_text = text,
@@ -152,19 +154,22 @@ static firni_code verify_bytes(const firni_disk *disk, const firni_key *key, con
         return FIRNI_CODE_CORRUPT;
     }
     firni_section *sections = firni_calloc(disk->env, (size_t)n_sections + 1, sizeof *sections);
-    if (sections == NULL) {
-        return ENOMEM;
-    }
+    firni_coder *coder = firni_coder_create(disk->env);
     firni_record record;
     const firn_digest parent = firni_key_parent(key);
-    const bool good = firni_record_decode(bytes, (size_t)entry->place.n_bytes, entry->place.n_bytes, sections,
+    firn_status status = sections == NULL || coder == NULL ? FIRN_ERR_NO_MEMORY : FIRN_OK;
+    const bool fits = status == FIRN_OK &&
+ firni_record_decode(bytes, (size_t)entry->place.n_bytes, entry->place.n_bytes, sections,
                                           n_sections, &record, NULL) == FIRN_OK &&
                       record.record_bytes == entry->place.n_bytes &&
                       firni_digest_equal(&record.digest, &entry->digest) &&
-                      firni_digest_equal(&record.parent, &parent) &&
-                      firni_record_verify_sections(&record, bytes) == record.n_sections;
+                      record.plain_bytes == entry->plain_bytes && firni_digest_equal(&record.parent, &parent);
+    if (status == FIRN_OK) {
+        status = fits ? firni_record_verify(coder, &record, bytes) : FIRN_ERR_CORRUPT;
+    }
+    firni_coder_destroy(coder);
     firni_free(disk->env, sections);
-    return good ? 0 : FIRNI_CODE_CORRUPT;
+    return status == FIRN_OK ? 0 : status == FIRN_ERR_NO_MEMORY ? ENOMEM : FIRNI_CODE_CORRUPT;
 }
 
 /* Reads the whole record into memory of its own; what is read is not trusted before verify_bytes. */

@@ -82,7 +82,8 @@ static bool verify_header(const layer_reads *r, uint32_t part)
     const firni_restore_job *job = r->job;
     const firni_plan_form *form = job->parts[part].form;
     firni_record record;
-    return firni_record_decode(job->headers + part * job->header_bytes, form->header_bytes, form->record_bytes,
+    return firni_record_decode(job->headers + part * job->header_bytes, job->parts[part].header_bytes,
+                               job->parts[part].entry->place.n_bytes,
                                part_sections(r, part), form->n_sections, &record, NULL) == FIRN_OK &&
            firni_restore_header_fits(job, part, &record);
 }
@@ -145,14 +146,10 @@ static firn_reason read_headers(layer_reads *r)
     r->of_headers = true;
     for (uint32_t i = 0; i < job->n_parts; i++) {
         firni_restore_part *part = &job->parts[i];
-        if (part->is_held) {
+        if (part->is_held || part->is_packed || part->code != 0) {
             continue;
         }
         const firni_place *place = &part->entry->place;
-        if (place->n_bytes != part->form->record_bytes) {
-            part->code = FIRNI_CODE_CORRUPT;
-            continue;
-        }
         int fd;
         part->code = firni_segment_use(&job->volume->segments, place->segment, &fd);
         if (part->code != 0) {
@@ -161,7 +158,7 @@ static firn_reason read_headers(layer_reads *r)
         r->fds[i] = fd;
         struct iovec *iov = job->iov + part->first_iov;
         *iov = (struct iovec){ .iov_base = job->headers + i * job->header_bytes,
-                               .iov_len = part->form->header_bytes };
+                               .iov_len = part->header_bytes };
         r->runs[r->n_reads] = (image_run){ .part = i };
         r->reads[r->n_reads++] =
             (firn_io_read){ .fd = fd, .offset = place->offset, .iov = iov, .n_iov = 1, .result = -EIO };
@@ -195,7 +192,8 @@ static void add_runs(layer_reads *r, uint32_t i, uint32_t first, uint32_t end)
         }
         r->runs[r->n_reads] = (image_run){ .part = i, .first_image = k, .n_images = 1 };
         r->reads[r->n_reads++] = (firn_io_read){ .fd = r->fds[i],
-                                                 .offset = part->entry->place.offset + images[k].offset,
+                                                 .offset = part->entry->place.offset + images[k].offset +
+                                                           part->header_bytes - part->form->header_bytes,
                                                  .iov = iov,
                                                  .n_iov = 1,
                                                  .result = -EIO };
@@ -215,6 +213,18 @@ static uint32_t group_layers(const firni_restore_job *job)
     return n_groups < n_layers ? (n_layers + (uint32_t)n_groups - 1) / (uint32_t)n_groups : 1;
 }
 
+/* All layers of the packed records come at once: they are small, and what they cost is unpacking. */
+static firn_reason read_packed(firni_restore_job *job)
+{
+    bool cancelled = false;
+    const firni_code code = firni_restore_read_packed(job, &cancelled);
+    if (code != 0) {
+        return firni_disk_failed(job->disk, job->volume, code, "reading records");
+    }
+    const firn_reason reason = firni_restore_judge(job);
+    return cancelled ? FIRN_REASON_CANCELLED : reason;
+}
+
 firn_reason firni_restore_read_layers(firni_restore_job *job)
 {
     layer_reads r = { .job = job };
@@ -225,11 +235,12 @@ firn_reason firni_restore_read_layers(firni_restore_job *job)
     const uint32_t n_layers = job->disk->plan.n_layers;
     const uint32_t n_group = group_layers(job);
     firni_restore_report(job, 0);
-    firn_reason reason = read_headers(&r);
+    firn_reason reason = read_packed(job);
+    reason = reason == FIRN_REASON_NONE ? read_headers(&r) : reason;
     for (uint32_t first = 0; first < n_layers && reason == FIRN_REASON_NONE; first += n_group) {
         const uint32_t end = n_layers - first < n_group ? n_layers : first + n_group;
         for (uint32_t i = 0; i < job->n_parts; i++) {
-            if (!job->parts[i].is_held) {
+            if (!job->parts[i].is_held && !job->parts[i].is_packed) {
                 add_runs(&r, i, first, end);
             }
         }

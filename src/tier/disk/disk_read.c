@@ -52,6 +52,7 @@ bool firni_disk_header_fits(const firni_disk *disk, const firni_record *record, 
     return record->kind == entry->kind && record->first_token == entry->first_token && record->n_tokens == n_tokens &&
            record->n_tokens == entry->n_tokens && record->segment == entry->place.segment &&
            record->offset == entry->place.offset && record->record_bytes == entry->place.n_bytes &&
+           record->plain_bytes == entry->plain_bytes &&
            firni_digest_equal(&record->digest, &entry->digest) &&
            firni_digest_equal(&record->parent, &parent) && firni_digest_equal(&record->ns, ns) &&
            firni_digest_equal(&record->identity, &disk->options.schema->identity) &&
@@ -95,7 +96,7 @@ static void plan_reads(firni_restore_job *job)
 {
     for (uint32_t i = 0; i < job->n_parts; i++) {
         firni_restore_part *part = &job->parts[i];
-        if (part->is_held) {
+        if (part->is_held || part->is_packed) {
             continue;
         }
         fill_iov(job, i);
@@ -265,8 +266,11 @@ firn_reason firni_restore_read(firni_restore_job *job)
 {
     bool cancelled = false;
     plan_reads(job);
-    const firni_code code = read_all(job, &cancelled);
+    firni_code code = read_all(job, &cancelled);
     leave_segments(job);
+    if (code == 0 && !cancelled) {
+        code = firni_restore_read_packed(job, &cancelled);
+    }
     if (code != 0) {
         return firni_disk_failed(job->disk, job->volume, code, "reading records");
     }

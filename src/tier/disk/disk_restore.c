@@ -103,11 +103,14 @@ static size_t choose_parts(firni_restore_job *job)
             part->n_images = plan->checkpoint.n_images;
         }
         part->is_held = is_held(job, i);
-        const uint32_t surplus = firni_form_surplus(part->form, part->entry->place.n_bytes);
+        part->is_packed = part->entry->plain_bytes != 0 && !part->is_held;
+        const firni_entry *entry = part->entry;
+        const uint32_t surplus =
+            firni_form_surplus(part->form, entry->plain_bytes != 0 ? entry->plain_bytes : entry->place.n_bytes);
         part->code = surplus == UINT32_MAX ? FIRNI_CODE_CORRUPT : 0;
         part->header_bytes = part->form->header_bytes + (part->code == 0 ? surplus : 0);
         part->n_bytes = firni_form_bytes(part->form, part->n_images) + part->header_bytes - part->form->header_bytes;
-        part->n_bytes = part->is_held ? 0 : part->n_bytes;
+        part->n_bytes = part->is_held ? 0 : part->is_packed ? part->entry->place.n_bytes : part->n_bytes;
         part->first_iov = (uint32_t)n_iov;
         n_iov += part->is_held ? 0 : 1 + part->n_images;
         job->n_bytes += part->n_bytes;
@@ -276,6 +279,7 @@ static firn_reason restore(firni_restore_job *job, firn_restored *out)
  * more is no miss: nobody is there to miss it. */
 static void count_restore(firni_disk *disk, firn_reason reason, const firn_restored *restored, uint64_t n_bytes_read)
 {
+    firni_disk_note_activity(disk);
     pthread_mutex_lock(&disk->mutex);
     disk->stats.read_bytes += reason == FIRN_REASON_NONE ? restored->n_bytes_read : n_bytes_read;
     disk->stats.wasted_bytes += reason == FIRN_REASON_NONE ? 0 : n_bytes_read;

@@ -61,8 +61,8 @@ static firni_code write_records(firni_store_job *job)
 /* What a record's tokens take of its room: a tail takes the room of a block. */
 static uint64_t share_bytes(const firni_entry *entry)
 {
-    return entry->kind == FIRNI_RECORD_CHECKPOINT ? entry->place.n_bytes
-                                                  : entry->place.n_bytes * entry->n_tokens / FIRN_BLOCK_TOKENS;
+    const uint64_t n_bytes = entry->plain_bytes != 0 ? entry->plain_bytes : entry->place.n_bytes;
+    return entry->kind == FIRNI_RECORD_CHECKPOINT ? n_bytes : n_bytes * entry->n_tokens / FIRN_BLOCK_TOKENS;
 }
 
 /* Removes the tails that the new record continues. They stand right before its key. A tail that has window blocks which
@@ -365,6 +365,7 @@ static bool run_store(firni_disk *disk, const firn_store_input *input, const fir
     firni_free(disk->env, job.touched);
     firni_free(disk->env, job.pending);
     firni_handle_unref(job.handle);
+    firni_disk_note_activity(disk);
     pthread_mutex_lock(&disk->mutex);
     disk->stats.n_stores += *reason == FIRN_REASON_NONE;
     disk->stats.n_store_refused += *reason != FIRN_REASON_NONE;

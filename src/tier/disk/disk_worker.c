@@ -12,7 +12,7 @@
  * A queue of its own, bounded, rather than a thread per read: one device has one queue worth filling, and read_batch
  * already fills it with the parts of a single restore.
  *
- * The reader also does the upkeep of recency and expiry when nothing is queued. Owns the queue and both threads; does
+ * The reader also does the upkeep of recency and expiry, and packs idle records, when nothing is queued. Owns the queue and both threads; does
  * not know how a restore works.
  */
 #include <assert.h>
@@ -176,19 +176,26 @@ static void run(firni_worker *worker, restore_request *request)
     drop_request(disk, request);
 }
 
-static void do_upkeep(firni_disk *disk)
+/* True: there is more to do as long as nobody wants anything. */
+static bool do_upkeep(firni_disk *disk)
 {
+    bool more = false;
     firn_reason reason;
     firni_volume *volume = disk->options.read_only ? NULL : firni_disk_enter(disk, false, &reason);
     if (volume == NULL) {
-        return;
+        return false;
     }
     /* A store that holds the writer's lock does what is needed itself, and restores should not wait for it. */
     if (pthread_mutex_trylock(&disk->writer) == 0) {
         (void)firni_disk_upkeep(disk, volume);
+        if (disk->options.demote_idle_ns > 0 && firni_disk_is_quiet(disk)) {
+            firn_disk_demote_report report = { 0 };
+            (void)firni_disk_demote_step(disk, volume, &report, &more);
+        }
         pthread_mutex_unlock(&disk->writer);
     }
     firni_disk_leave(disk, volume);
+    return more;
 }
 
 static void *read_loop(void *ctx)
@@ -208,8 +215,9 @@ static void *read_loop(void *ctx)
         } else if (worker->upkeep_due) {
             worker->upkeep_due = false;
             pthread_mutex_unlock(&worker->mutex);
-            do_upkeep(worker->disk);
+            const bool more = do_upkeep(worker->disk);
             pthread_mutex_lock(&worker->mutex);
+            worker->upkeep_due = worker->upkeep_due || more;
         } else {
             const uint64_t started_ns = firni_now_ns(worker->disk->env);
             wait_for(worker, &worker->reader_wakes, UPKEEP_INTERVAL_NS);

@@ -17,8 +17,7 @@
 #define BATCH_BYTES_MAX   (UINT64_C(32) << 20)
 #define SEGMENT_ATTEMPTS  16u
 
-/* Makes the current segment one that has room for n_bytes. */
-static firni_code choose_segment(const firni_disk *disk, firni_volume *volume, uint64_t n_bytes)
+firni_code firni_disk_choose_segment(const firni_disk *disk, firni_volume *volume, uint64_t n_bytes)
 {
     if (volume->segment_id != 0) {
         const uint64_t end = firni_segment_end(&volume->segments, volume->segment_id);
@@ -198,7 +197,7 @@ firni_code firni_disk_write_blocks(firni_disk *disk, firni_volume *volume, firni
     };
     firni_code code = writer.headers == NULL || writer.sections == NULL || writer.iov == NULL ? ENOMEM : 0;
     for (uint32_t i = 0; i < n_pending && code == 0;) {
-        code = choose_segment(disk, volume, pending[i].form->record_bytes + record_surplus(&pending[i], origin));
+        code = firni_disk_choose_segment(disk, volume, pending[i].form->record_bytes + record_surplus(&pending[i], origin));
         if (code == 0) {
             const uint32_t n = batch_size(disk, volume, pending + i, n_pending - i, origin);
             code = write_batch(disk, volume, &writer, pending + i, n, views, origin);
@@ -225,7 +224,7 @@ firni_code firni_disk_write_object(firni_disk *disk, firni_volume *volume, firni
     const uint32_t n_sections =
         firni_attachments_layout(attachments, n_attachments, n_names, sections, &header_bytes, &record_bytes);
     uint8_t *bytes = firni_alloc_aligned(disk->env, (size_t)record_bytes, FIRNI_RECORD_ALIGN);
-    firni_code code = bytes == NULL ? ENOMEM : choose_segment(disk, volume, record_bytes);
+    firni_code code = bytes == NULL ? ENOMEM : firni_disk_choose_segment(disk, volume, record_bytes);
     if (code == 0) {
         firni_attachments_encode(attachments, n_attachments, header_bytes, record_bytes, sections,
                                  bytes + header_bytes);

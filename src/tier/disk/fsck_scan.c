@@ -28,6 +28,7 @@ typedef struct scanner {
     uint64_t capacity;
     firni_section *sections;
     uint32_t sections_capacity;
+    firni_coder *coder;
 } scanner;
 
 /* ---- lists ------------------------------------------------------------------------------------------------------- */
@@ -135,6 +136,7 @@ static bool note_record(scanner *scan, const firni_record *record)
                    .n_window = record->n_window,
                    .n_fixed = record->n_fixed,
                    .place = { .segment = scan->segment, .offset = record->offset, .n_bytes = record->record_bytes },
+                   .plain_bytes = record->plain_bytes,
                    .created_wall_ns = record->created_wall_ns,
                    .digest = record->digest,
                    .root = record->root },
@@ -221,9 +223,12 @@ static firni_code look_at(scanner *scan, uint64_t offset, const uint8_t *first, 
         code = fetch(scan, offset, record.record_bytes);
         /* The header has moved with the buffer, and the names with it. */
         if (code != 0 || firni_record_decode(scan->bytes, header_bytes, record.record_bytes, scan->sections,
-                                             scan->sections_capacity, &record, NULL) != FIRN_OK ||
-            firni_record_verify_sections(&record, scan->bytes) != record.n_sections) {
+                                             scan->sections_capacity, &record, NULL) != FIRN_OK) {
             return code == FIRNI_CODE_CORRUPT ? 0 : code;
+        }
+        const firn_status verified = firni_record_verify(scan->coder, &record, scan->bytes);
+        if (verified != FIRN_OK) {
+            return verified == FIRN_ERR_NO_MEMORY ? ENOMEM : 0;
         }
     }
     *is_good = true;
@@ -305,7 +310,8 @@ firn_status firni_fsck_scan(firni_fsck *job, firn_error *err)
 {
     scanner scan = { .job = job, .chunk = firni_alloc_aligned(job->env, CHUNK_BYTES, FIRNI_RECORD_ALIGN) };
     firni_segments *segments = &job->volume->segments;
-    firni_code code = scan.chunk != NULL ? 0 : ENOMEM;
+    scan.coder = firni_coder_create(job->env);
+    firni_code code = scan.chunk != NULL && scan.coder != NULL ? 0 : ENOMEM;
     for (uint32_t id = firni_segment_next(segments, 0); id != 0 && code == 0; id = firni_segment_next(segments, id)) {
         scan.segment = id;
         scan.size_bytes = firni_segment_end(segments, id);
@@ -316,6 +322,7 @@ firn_status firni_fsck_scan(firni_fsck *job, firn_error *err)
             job->report.n_segments++;
         }
     }
+    firni_coder_destroy(scan.coder);
     firni_free(job->env, scan.chunk);
     firni_free(job->env, scan.bytes);
     firni_free(job->env, scan.sections);

@@ -16,6 +16,7 @@
 #include "tier/disk/disk_impl.h"
 
 #define ENTRY_BYTES      120u
+#define PLACE_BITS       40u /* of a record's length; above: the 4 KiB pages of the plain record */
 #define STATE_LIVE       0u
 #define STATE_QUARANTINE 1u
 
@@ -92,7 +93,7 @@ static void entry_encode(const firni_entry *entry, uint8_t at[ENTRY_BYTES])
     firni_put_u32(at + 8, entry->place.segment);
     firni_put_u32(at + 12, entry->reusable_from);
     firni_put_u64(at + 16, entry->place.offset);
-    firni_put_u64(at + 24, entry->place.n_bytes);
+    firni_put_u64(at + 24, entry->place.n_bytes | entry->plain_bytes / FIRNI_RECORD_ALIGN << PLACE_BITS);
     firni_put_u64(at + 32, entry->created_wall_ns);
     firni_put_u64(at + 40, entry->stamp);
     memcpy(at + 48, entry->digest.bytes, FIRN_DIGEST_BYTES);
@@ -101,6 +102,7 @@ static void entry_encode(const firni_entry *entry, uint8_t at[ENTRY_BYTES])
     firni_put_u16(at + 114, entry->n_window);
     firni_put_u16(at + 116, entry->n_fixed);
     at[118] = (uint8_t)entry->priority;
+    at[119] = entry->is_incompressible;
 }
 
 bool firni_entry_decode(const void *bytes, size_t n_bytes, firni_entry *out)
@@ -120,7 +122,9 @@ bool firni_entry_decode(const void *bytes, size_t n_bytes, firni_entry *out)
         .n_fixed = firni_get_u16(at + 116),
         .place = { .segment = firni_get_u32(at + 8),
                    .offset = firni_get_u64(at + 16),
-                   .n_bytes = firni_get_u64(at + 24) },
+                   .n_bytes = firni_get_u64(at + 24) & ((UINT64_C(1) << PLACE_BITS) - 1) },
+        .plain_bytes = (firni_get_u64(at + 24) >> PLACE_BITS) * FIRNI_RECORD_ALIGN,
+        .is_incompressible = at[119] != 0,
         .created_wall_ns = firni_get_u64(at + 32),
         .stamp = firni_get_u64(at + 40),
         .priority = (int8_t)at[118],
@@ -130,7 +134,8 @@ bool firni_entry_decode(const void *bytes, size_t n_bytes, firni_entry *out)
     return out->n_tokens <= FIRN_BLOCK_TOKENS && out->priority >= FIRN_PRIORITY_MIN &&
            out->priority <= FIRN_PRIORITY_MAX && out->place.n_bytes > 0 &&
            out->place.n_bytes <= FIRNI_RECORD_BYTES_MAX && out->place.n_bytes % FIRNI_RECORD_ALIGN == 0 &&
-           out->place.offset % FIRNI_RECORD_ALIGN == 0 && out->place.offset <= UINT64_MAX / 2;
+           out->place.offset % FIRNI_RECORD_ALIGN == 0 && out->place.offset <= UINT64_MAX / 2 &&
+           (out->plain_bytes == 0 || out->plain_bytes > out->place.n_bytes);
 }
 
 static firni_code put_entry(const firni_index *index, MDB_txn *txn, const firni_key *key, const firni_entry *entry,
@@ -180,6 +185,45 @@ firni_code firni_index_touch(const firni_index *index, MDB_txn *txn, const firni
     return firni_index_raise(index, txn, key, entry, stamp, FIRN_PRIORITY_MIN);
 }
 
+static firni_code segment_gained(const firni_index *index, MDB_txn *txn, const firni_place *place)
+{
+    firni_segment_info info;
+    firni_code code = firni_index_get_segment(index, txn, place->segment, &info);
+    if (code != 0 && code != MDB_NOTFOUND) {
+        return code;
+    }
+    const uint64_t end = place->offset + place->n_bytes;
+    info.n_records++;
+    info.live_bytes += place->n_bytes;
+    info.end = info.end > end ? info.end : end;
+    return firni_index_put_segment(index, txn, place->segment, &info);
+}
+
+static firni_code segment_lost(const firni_index *index, MDB_txn *txn, const firni_place *place)
+{
+    firni_segment_info info;
+    const firni_code code = firni_index_get_segment(index, txn, place->segment, &info);
+    if (code != 0) {
+        return code;
+    }
+    assert(info.n_records > 0 && info.live_bytes >= place->n_bytes);
+    info.n_records--;
+    info.live_bytes -= place->n_bytes;
+    return firni_index_put_segment(index, txn, place->segment, &info);
+}
+
+firni_code firni_index_move(const firni_index *index, MDB_txn *txn, const firni_key *key, const firni_entry *from,
+                            const firni_entry *to)
+{
+    assert(from->stamp == to->stamp && from->priority == to->priority && firni_digest_equal(&from->digest, &to->digest));
+    firni_code code = put_entry(index, txn, key, to, 0);
+    if (code == 0 && !firni_place_equal(&from->place, &to->place)) {
+        code = segment_lost(index, txn, &from->place);
+        code = code == 0 ? segment_gained(index, txn, &to->place) : code;
+    }
+    return code;
+}
+
 firni_code firni_index_quarantine(const firni_index *index, MDB_txn *txn, const firni_key *key, firni_entry *entry)
 {
     entry->is_quarantined = true;
@@ -195,17 +239,8 @@ firni_code firni_index_add(const firni_index *index, MDB_txn *txn, const firni_k
     if (code == 0) {
         code = firni_index_put_rank(index, txn, key, rank_of(entry));
     }
-    firni_segment_info info;
     if (code == 0) {
-        code = firni_index_get_segment(index, txn, entry->place.segment, &info);
-        code = code == MDB_NOTFOUND ? 0 : code;
-    }
-    if (code == 0) {
-        const uint64_t end = entry->place.offset + entry->place.n_bytes;
-        info.n_records++;
-        info.live_bytes += entry->place.n_bytes;
-        info.end = info.end > end ? info.end : end;
-        code = firni_index_put_segment(index, txn, entry->place.segment, &info);
+        code = segment_gained(index, txn, &entry->place);
     }
     if (code != 0) {
         return code;
@@ -220,15 +255,8 @@ firni_code firni_index_remove(const firni_index *index, MDB_txn *txn, const firn
     if (code == 0) {
         code = firni_index_del_rank(index, txn, rank_of(entry));
     }
-    firni_segment_info info;
     if (code == 0) {
-        code = firni_index_get_segment(index, txn, entry->place.segment, &info);
-    }
-    if (code == 0) {
-        assert(info.n_records > 0 && info.live_bytes >= entry->place.n_bytes);
-        info.n_records--;
-        info.live_bytes -= entry->place.n_bytes;
-        code = firni_index_put_segment(index, txn, entry->place.segment, &info);
+        code = segment_lost(index, txn, &entry->place);
     }
     return code == 0 ? firni_index_root_lost(index, txn, &entry->root) : code;
 }

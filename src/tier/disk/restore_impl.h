@@ -5,7 +5,7 @@
  *      parts     record 0 | record 1 | ... | checkpoint        of each the header and its first images
  *      reads     `--- neighbours ---'   ...                    what lies together is read together
  *
- * A part whose images the caller has already (its head) is *held*: nothing of it is read.
+ * A packed part is read whole, into memory of its own. A part whose images the caller has already (its head) is *held*: nothing of it is read.
  */
 #ifndef FIRNI_RESTORE_IMPL_H
 #define FIRNI_RESTORE_IMPL_H
@@ -22,6 +22,7 @@ typedef struct firni_restore_part {
     uint32_t first_iov; /* 1 + n_images of them */
     firni_code code;    /* what is wrong with it */
     bool is_held;       /* by the caller: n_bytes is 0 */
+    bool is_packed;     /* read whole, and unpacked into its blocks (disk_packed.c) */
 } firni_restore_part;
 
 /* Neighbouring parts that one call reads. */
@@ -82,6 +83,9 @@ FIRNI_INLINE bool firni_restore_is_layered(const firni_restore_job *job)
 {
     return job->want->in_layer_order && job->disk->plan.n_layers > 1;
 }
+
+/* Reads and unpacks the packed parts. 0, or what made all of it fail; what is wrong with a part is in its code. */
+firni_code firni_restore_read_packed(firni_restore_job *job, bool *cancelled);
 
 bool firni_restore_is_wanted(const firni_restore_job *job);
 void firni_restore_report(const firni_restore_job *job, uint32_t n_layers);
