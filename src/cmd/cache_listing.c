@@ -112,6 +112,7 @@ static bool collect(void *ctx, const firn_disk_record *record)
         .first_token = record->first_token,
         .n_tokens = record->n_tokens,
         .n_bytes = record->n_bytes,
+        .plain_bytes = record->plain_bytes,
         .last_used_wall_ns = record->last_used_wall_ns,
         .group = group,
         .quarantined = record->quarantined,
@@ -154,6 +155,11 @@ static void tie(firni_listing *listing)
         group->n_prefixes += has_tokens && !record->has_child && !record->quarantined;
         group->n_checkpoints += record->kind == FIRN_DISK_CHECKPOINT && !record->quarantined;
         group->n_bytes += record->n_bytes;
+        if (record->plain_bytes > record->n_bytes) {
+            group->n_demoted++;
+            group->plain_bytes += record->plain_bytes;
+            group->demoted_bytes += record->n_bytes;
+        }
         group->n_tokens += has_tokens ? record->n_tokens : 0;
         group->last_used_wall_ns = record->last_used_wall_ns > group->last_used_wall_ns ? record->last_used_wall_ns
                                                                                         : group->last_used_wall_ns;

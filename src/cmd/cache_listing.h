@@ -20,6 +20,8 @@ typedef struct firni_listing_group {
     char *identity_text;
     char *ns;
     uint64_t n_records, n_quarantined, n_prefixes, n_checkpoints, n_bytes;
+    uint64_t n_demoted, plain_bytes; /* compressed records, and what they took before */
+    uint64_t demoted_bytes;         /* what these take now */
     uint64_t n_tokens;              /* stored ones: a shared prefix counts once */
     uint64_t last_used_wall_ns;
 } firni_listing_group;
@@ -29,7 +31,7 @@ typedef struct firni_listing_record {
     firn_disk_kind kind;
     uint32_t first_token, n_tokens;
     uint32_t n_full, n_window, n_fixed;
-    uint64_t n_bytes, last_used_wall_ns;
+    uint64_t n_bytes, plain_bytes, last_used_wall_ns;
     uint32_t group;
     bool quarantined, has_child;
 } firni_listing_record;

@@ -18,6 +18,9 @@ static firni_listing_group totals_of(const firni_listing *listing)
         sum.n_prefixes += group->n_prefixes;
         sum.n_checkpoints += group->n_checkpoints;
         sum.n_bytes += group->n_bytes;
+        sum.n_demoted += group->n_demoted;
+        sum.plain_bytes += group->plain_bytes;
+        sum.demoted_bytes += group->demoted_bytes;
         sum.n_tokens += group->n_tokens;
     }
     return sum;
@@ -34,6 +37,12 @@ static void print_stat(const firni_cache_view *view, const firni_listing *listin
                  firni_cmd_size_text(stats.budget_bytes, budget));
     (void)printf("records     %" PRIu64 " (%s), %" PRIu64 " quarantined\n", sum.n_records,
                  firni_cmd_size_text(sum.n_bytes, data), sum.n_quarantined);
+    if (sum.n_demoted > 0) {
+        char saved[FIRNI_SIZE_TEXT_BYTES], plain[FIRNI_SIZE_TEXT_BYTES];
+        (void)printf("compressed  %" PRIu64 " records, %s of %s saved\n", sum.n_demoted,
+                     firni_cmd_size_text(sum.plain_bytes - sum.demoted_bytes, saved),
+                     firni_cmd_size_text(sum.plain_bytes, plain));
+    }
     (void)printf("prefixes    %" PRIu64 ", %" PRIu64 " tokens, %" PRIu64 " checkpoints\n", sum.n_prefixes, sum.n_tokens,
                  sum.n_checkpoints);
     for (uint32_t i = 0; i < listing->n_groups; i++) {
@@ -85,11 +94,13 @@ static json_t *stat_json(const firni_cache_view *view, const firni_listing *list
             (json_int_t)group->n_bytes, "last_used", firni_cache_time_text(group->last_used_wall_ns, when));
         (void)json_array_append_new(groups, item);
     }
-    return json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o}", "directory", view->dir, "physical_bytes",
+    return json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o}", "directory", view->dir, "physical_bytes",
                      (json_int_t)stats.physical_bytes, "budget_bytes", (json_int_t)stats.budget_bytes, "records",
                      (json_int_t)sum.n_records, "quarantined", (json_int_t)sum.n_quarantined, "prefixes",
                      (json_int_t)sum.n_prefixes, "tokens", (json_int_t)sum.n_tokens, "checkpoints",
-                     (json_int_t)sum.n_checkpoints, "bytes", (json_int_t)sum.n_bytes, "groups", groups);
+                     (json_int_t)sum.n_checkpoints, "bytes", (json_int_t)sum.n_bytes, "demoted",
+                     (json_int_t)sum.n_demoted, "saved_bytes", (json_int_t)(sum.plain_bytes - sum.demoted_bytes),
+                     "groups", groups);
 }
 
 static int show(firni_cache_view *view, void *ctx)

@@ -163,6 +163,7 @@ static firn_status open_disk(firni_stack *stack, const firni_stack_options *opti
         .budget_bytes = firni_stack_model_disk_budget(stack),
         .durability = durability_of(options->durability),
         .ttl_ns = options->ttl_ns,
+        .demote_idle_ns = options->demote_idle_ns,
         .min_free_bytes = options->disk_min_free_bytes,
         .read_only = options->disk_read_only,
     };

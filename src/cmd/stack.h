@@ -37,6 +37,7 @@ typedef struct firni_stack_options {
     bool no_disk;                /* no disk tier */
     const char *durability;      /* "none", "batch" or "always"; NULL: "batch" */
     uint64_t ttl_ns;             /* 0: no limit */
+    uint64_t demote_idle_ns;     /* state not used for this long is compressed on disk; 0: never */
     uint64_t disk_min_free_bytes; /* 0: the tier's default */
     uint32_t checkpoint_tokens;  /* of a request with an id, every so many generated tokens; 0: none */
     uint64_t checkpoint_ttl_ns;  /* 0: 1 h */
@@ -88,6 +89,8 @@ typedef struct firni_stack_options {
       .help = "leave this much of the file system free (0: 5 %, at most 2G)" },                                      \
     { .name = "ttl", .kind = FIRNI_FLAG_SECONDS, .target = &(o).ttl_ns, .value_name = "TIME",                          \
       .help = "stored state older than this is not used, e.g. 7d (0: no limit)" },                                     \
+    { .name = "demote-idle", .kind = FIRNI_FLAG_SECONDS, .target = &(o).demote_idle_ns, .value_name = "TIME",          \
+      .help = "compress on disk what was not used for this long, while nobody asks, e.g. 1d (0: never)" },             \
     { .name = "policy", .kind = FIRNI_FLAG_STRING, .target = &(o).policy, .value_name = "NAME",                        \
       .help = "what leaves RAM first: lru, or cost (saves least computation per byte) (default: lru)",                 \
       .choices = "lru|cost" },                                                                                         \
