@@ -1,4 +1,4 @@
-/* One row of one layer: append a token's key and value, attend to it. Build: cc one_row.c -lfirn -luring -llmdb -lxxhash -lcrypto -lm */
+/* One row of one layer: append a token's key and value, attend to it. Build: cc one_row.c -lfirn -luring -llmdb -lxxhash -lzstd -lcrypto -lm */
 #include <firn/firn.h>
 #include <stdio.h>
 

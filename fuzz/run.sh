@@ -24,7 +24,7 @@ for source in fuzz/fuzz_*.c; do
     [ -d "fuzz/seeds/$name" ] && seeds=fuzz/seeds/$name
     "$FUZZ_CC" -std=c17 -D_POSIX_C_SOURCE=200809L -O1 -g -fsanitize=fuzzer,address -fno-omit-frame-pointer -pthread \
         -Iinclude -Isrc -Itests "$source" "$FUZZ_OUT/libfirnlm.a" "$FUZZ_OUT/libfirn.a" -o "$FUZZ_OUT/$name" \
-        -ljansson -lpcre2-8 -luring -llmdb -lxxhash -lcrypto -lm || exit 1
+        -ljansson -lpcre2-8 -luring -llmdb -lxxhash -lzstd -lcrypto -lm || exit 1
     # shellcheck disable=SC2086
     if "$FUZZ_OUT/$name" -max_total_time="$FUZZ_SECONDS" -max_len=16384 -rss_limit_mb=2048 -print_final_stats=1 \
         -artifact_prefix="$FUZZ_OUT/" "$FUZZ_OUT/corpus/$name" $seeds >"$FUZZ_OUT/$name.log" 2>&1; then

@@ -9,7 +9,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <stdatomic.h>
+#include <time.h>
+
 #include "record/record_impl.h"
+#include "tier/disk/disk_impl.h"
 #include "tier/tier_fixture.h"
 
 #define N    400u
@@ -19,6 +23,8 @@ static const firn_disk_options at_once = { .demote_idle_ns = 1 };
 
 typedef struct rig {
     firn_io io;
+    firn_clock clock;
+    _Atomic uint64_t ahead_ns; /* of the real clock */
     firn_env env;
     uint32_t n_calls, call_max; /* calls that may change something; the one of this number ends or fails; 0: none does */
     bool fails;                 /* it fails; else the process ends */
@@ -75,6 +81,20 @@ static int rig_unlink(void *ctx, const char *path)
     return is_due(ctx) ? -EIO : firn_io_default()->unlink(NULL, path);
 }
 
+static uint64_t rig_now(void *ctx)
+{
+    rig *r = ctx;
+    const firn_clock *clock = firn_clock_default();
+    return clock->monotonic_ns(clock->ctx) + atomic_load(&r->ahead_ns);
+}
+
+static uint64_t rig_wall(void *ctx)
+{
+    (void)ctx;
+    const firn_clock *clock = firn_clock_default();
+    return clock->wall_ns(clock->ctx);
+}
+
 static rig *rig_create(fixture_schema schema, uint32_t head_dim, const firn_disk_options *more)
 {
     rig *r = calloc(1, sizeof *r);
@@ -86,7 +106,8 @@ static rig *rig_create(fixture_schema schema, uint32_t head_dim, const firn_disk
     r->io.punch = rig_punch;
     r->io.unlink = rig_unlink;
     r->io.ctx = r;
-    r->env = (firn_env){ .io = &r->io };
+    r->clock = (firn_clock){ .monotonic_ns = rig_now, .wall_ns = rig_wall, .ctx = r };
+    r->env = (firn_env){ .io = &r->io, .clock = &r->clock };
     test_rng rng = test_rng_create(fixture_schema_names[schema], 97);
     const fixture_options options = { .schema = schema, .head_dim = head_dim };
     fixture_init(&r->fix, &r->env, &options);
@@ -336,6 +357,34 @@ static void recency_is_kept_and_the_saving_is_told(void **unused)
     rig_destroy(r);
 }
 
+static void a_quiet_tier_packs_by_itself(void **unused)
+{
+    (void)unused;
+    rig *r = rig_create(FIXTURE_PLAIN, 64, &at_once);
+    firni_disk *disk = firni_disk_of(r->tier);
+    put(r, N);
+    assert_false(firni_disk_is_quiet(disk));
+    atomic_store(&r->ahead_ns, UINT64_C(60000000000));
+    assert_true(firni_disk_is_quiet(disk));
+    assert_got(r, N);
+    assert_false(firni_disk_is_quiet(disk)); /* a read is use, too */
+    atomic_store(&r->ahead_ns, UINT64_C(120000000000));
+    firni_worker_wake(disk->worker);
+    uint64_t sums[3] = { 0 };
+    for (unsigned i = 0; i < 500 && sums[1] == sums[2]; i++) {
+        const struct timespec pause = { .tv_nsec = 10000000 };
+        (void)nanosleep(&pause, NULL);
+        memset(sums, 0, sizeof sums);
+        assert_ok(firn_disk_visit(r->tier, note_use, sums, NULL));
+    }
+    assert_true(sums[1] < sums[2]);
+    pthread_mutex_lock(&disk->writer); /* the step has ended */
+    pthread_mutex_unlock(&disk->writer);
+    assert_got(r, N);
+    fixture_check(r->tier);
+    rig_destroy(r);
+}
+
 /* ---- damage ------------------------------------------------------------------------------------------------------ */
 
 /* The offset of packed record `which` in the first segment, and its header; 0: there are no more. */
@@ -523,6 +572,7 @@ int main(void)
         cmocka_unit_test(what_is_in_use_is_left_as_it_is),
         cmocka_unit_test(what_does_not_shrink_is_tried_once),
         cmocka_unit_test(recency_is_kept_and_the_saving_is_told),
+        cmocka_unit_test(a_quiet_tier_packs_by_itself),
         cmocka_unit_test(a_flipped_bit_in_a_packed_record_is_a_miss),
         cmocka_unit_test(a_damaged_record_is_not_packed),
         cmocka_unit_test(the_budget_holds_while_a_full_cache_is_packed),

@@ -3,13 +3,14 @@
  *
  *   1. choose the next records that are idle, in the order in which they would be evicted;
  *   2. see that there is room for a second copy of them;
- *   3. condemn each, unless it was promised to somebody: no lookup promises it from here on;
- *   4. read and verify it, pack it, and append it when that saves a tenth of it or more;
- *   5. sync, then in one index transaction: say where each lies now, or that it gains too little; log the old ranges;
+ *   3. of each that nobody was promised: read and verify it, pack it, and append it when that saves a tenth or more;
+ *   4. sync, then condemn each, unless it was promised to somebody meanwhile: only for the commit, since a lookup that
+ *      comes between finds nothing;
+ *   5. in one index transaction: say where each lies now, or that it gains too little; log the old ranges;
  *   6. punch these, once that commit is durable (holes.c).
  *
  *      before   [ plain record                    ]
- *      step 4   [ plain record                    ]   ...   [ packed ]
+ *      step 3   [ plain record                    ]   ...   [ packed ]
  *      step 6   [ hole                            ]   ...   [ packed ]
  *
  * Until the commit of 5 the plain record is the one that counts; a failure before it makes holes of what was written. The
@@ -37,6 +38,7 @@ typedef struct candidate {
     firni_entry packed; /* as it will be */
     bool is_written;    /* a range of a segment was taken */
     bool is_decided;    /* packed or not, the index is to say so */
+    bool is_claimed;    /* and may: nobody was promised it */
 } candidate;
 
 typedef struct demote_step {
@@ -149,7 +151,7 @@ static firn_reason make_room(demote_step *step, bool *at_end)
     return code == 0 ? FIRN_REASON_NONE : firni_disk_failed(disk, step->volume, code, "reading the index");
 }
 
-/* ---- 3. and 4. one record ---------------------------------------------------------------------------------------- */
+/* ---- 3. one record ---------------------------------------------------------------------------------------- */
 
 /* A use that is noted but not written down would not find the record at its new place, and the chain would lose its order
  * of stamps. Once condemned nobody can note another. */
@@ -162,6 +164,14 @@ static bool has_touch(firni_disk *disk, const firni_entry *entry)
     }
     pthread_mutex_unlock(&disk->mutex);
     return found;
+}
+
+static bool is_in_use(firni_disk *disk, const firni_entry *entry)
+{
+    pthread_mutex_lock(&disk->mutex);
+    const bool is_pinned = firni_disk_is_pinned_locked(disk, entry, NULL, false);
+    pthread_mutex_unlock(&disk->mutex);
+    return is_pinned || has_touch(disk, entry);
 }
 
 static bool reserve(demote_step *step, uint64_t n_bytes)
@@ -255,7 +265,7 @@ static firni_code pack(demote_step *step, candidate *one, firni_section *section
 static firni_code demote_one(demote_step *step, candidate *one)
 {
     firni_disk *disk = step->disk;
-    if (!firni_disk_condemn(disk, &one->entry, NULL) || has_touch(disk, &one->entry)) {
+    if (is_in_use(disk, &one->entry)) {
         return 0;
     }
     uint32_t header_bytes, n_sections = 0;
@@ -276,7 +286,7 @@ static firni_code demote_one(demote_step *step, candidate *one)
     return code;
 }
 
-/* ---- 5. and 6. --------------------------------------------------------------------------------------------------- */
+/* ---- 4. to 6. --------------------------------------------------------------------------------------------------- */
 
 /* Whatever the durability: what takes the place of a durable record must be as durable. */
 static firni_code sync_written(demote_step *step)
@@ -291,6 +301,19 @@ static firni_code sync_written(demote_step *step)
         }
     }
     return code;
+}
+
+/* Whether any may change its place. */
+static bool claim(demote_step *step)
+{
+    bool any = false;
+    for (uint32_t i = 0; i < step->n; i++) {
+        candidate *one = &step->list[i];
+        one->is_claimed = one->is_decided && firni_disk_condemn(step->disk, &one->entry, NULL) &&
+                          !has_touch(step->disk, &one->entry);
+        any = any || one->is_claimed;
+    }
+    return any;
 }
 
 static firni_code drop_if_empty(demote_step *step, MDB_txn *txn, uint32_t segment)
@@ -310,15 +333,15 @@ static firni_code write_index(demote_step *step, MDB_txn *txn)
     firni_code code = 0;
     for (uint32_t i = 0; i < step->n && code == 0; i++) {
         const candidate *one = &step->list[i];
-        if (one->is_decided) {
+        if (one->is_claimed) {
             code = firni_index_move(&volume->index, txn, &one->key, &one->entry, &one->packed);
         }
         if (one->is_written) {
-            firni_volume_add_hole(volume, &one->entry.place);
+            firni_volume_add_hole(volume, one->is_claimed ? &one->entry.place : &one->packed.place);
         }
     }
     for (uint32_t i = 0; i < step->n && code == 0; i++) {
-        code = step->list[i].is_written ? drop_if_empty(step, txn, step->list[i].entry.place.segment) : 0;
+        code = step->list[i].is_claimed ? drop_if_empty(step, txn, step->list[i].entry.place.segment) : 0;
     }
     if (code == 0 && step->segment_before != volume->segment_id) {
         code = drop_if_empty(step, txn, step->segment_before);
@@ -348,6 +371,7 @@ static firni_code commit(demote_step *step)
         volume->n_holes = n_holes_before;
         return code;
     }
+    firni_disk_absolve(step->disk, true); /* lookups find them again, at their new places */
     firni_volume_holes_committed(volume);
     const bool is_settled = firni_volume_settle(volume) == 0; /* else the room of both copies stays taken till then */
     for (uint32_t i = 0; i < step->n_emptied && is_settled; i++) {
@@ -374,12 +398,13 @@ static void count(demote_step *step)
     uint64_t n_written = 0;
     for (uint32_t i = 0; i < step->n; i++) {
         const candidate *one = &step->list[i];
-        step->report->n_demoted += one->is_written;
-        step->report->n_incompressible += one->is_decided && !one->is_written;
-        step->report->plain_bytes += one->is_written ? one->packed.plain_bytes : 0;
+        const bool is_demoted = one->is_written && one->is_claimed;
+        step->report->n_demoted += is_demoted;
+        step->report->n_incompressible += one->is_claimed && !one->is_written;
+        step->report->plain_bytes += is_demoted ? one->packed.plain_bytes : 0;
+        step->report->n_bytes += is_demoted ? one->packed.place.n_bytes : 0;
         n_written += one->is_written ? one->packed.place.n_bytes : 0;
     }
-    step->report->n_bytes += n_written;
     pthread_mutex_lock(&step->disk->mutex);
     step->disk->stats.written_bytes += n_written;
     pthread_mutex_unlock(&step->disk->mutex);
@@ -396,21 +421,21 @@ static firni_code demote_all(demote_step *step)
     }
     step->segment_before = step->volume->segment_id;
     firni_code code = 0;
-    bool any = false;
     for (uint32_t i = 0; i < step->n && code == 0; i++) {
         code = demote_one(step, &step->list[i]);
-        any = any || step->list[i].is_decided;
     }
     if (code == 0) {
         code = sync_written(step);
     }
-    if (code == 0 && any) {
+    const bool any = code == 0 && claim(step);
+    if (any) {
         code = commit(step);
     }
-    firni_disk_absolve(disk, code == 0 && any);
-    if (code != 0) {
+    if (code != 0 || !any) {
+        firni_disk_absolve(disk, false);
         give_up_written(step);
-    } else {
+    }
+    if (code == 0) {
         count(step);
     }
     return code;
