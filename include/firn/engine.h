@@ -26,6 +26,9 @@ typedef struct firn_engine_options {
     uint32_t ctx_tokens_max;    /* most tokens of one request, prompt and answer; 0: the model's training context */
     uint32_t batch_rows_max;    /* rows decoding at once; 0: 16 */
     uint32_t chunk_tokens_max;  /* prompt tokens per step; 0: 256 */
+    uint64_t max_itl_ns;        /* most time between two tokens of a row while prompts are read beside it: their chunks are
+                                 * made as small as that takes, but a step reads some of each. Answers do not change.
+                                 * 0: four times what the rows' own step takes; an hour: whole chunks always */
     uint32_t queue_max;         /* requests waiting; beyond it submit answers BUSY; 0: 128 */
     bool no_prefix_cache;       /* compute every prompt in full */
     bool restore_always;        /* read from the tier also where computing is expected to be faster */
@@ -158,6 +161,7 @@ typedef struct firn_engine_stats {
     uint64_t n_waiting, n_running;
     uint64_t prompt_tokens, computed_prompt_tokens, generated_tokens;
     uint64_t n_steps, step_ns_total;
+    uint64_t n_paced_steps;         /* whose prompts' chunk was cut for rows that decode */
     uint64_t n_early_starts;        /* rows that went on before their restore had ended */
     uint64_t n_early_failed;        /* of these, rows whose restore then failed: their prompts were computed */
     uint64_t early_layers;          /* layers that were forwarded while later ones were still being read */

@@ -209,6 +209,7 @@ static firn_status open_engine(firni_stack *stack, const firni_stack_options *op
         .ctx_tokens_max = options->ctx_tokens_max,
         .batch_rows_max = options->batch_rows_max,
         .chunk_tokens_max = options->chunk_tokens_max,
+        .max_itl_ns = options->max_itl_ns,
         .queue_max = options->queue_max,
         .no_prefix_cache = options->no_prefix_cache,
         .restore_always = options->restore_always,

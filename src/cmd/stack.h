@@ -26,6 +26,7 @@ typedef struct firni_stack_options {
     uint32_t ctx_tokens_max;     /* 0: the model's training context */
     uint32_t batch_rows_max;     /* 0: 16 */
     uint32_t chunk_tokens_max;   /* 0: 256 */
+    uint64_t max_itl_ns;         /* between two tokens of a row beside prompts; 0: four of its own steps */
     uint32_t queue_max;          /* 0: 128 */
     const char *kv;              /* what --kv says (kv_flag.h); NULL: "f16" */
     const char *kv_group;        /* what --kv-group says; NULL: the default */
@@ -71,6 +72,8 @@ typedef struct firni_stack_options {
       .help = "requests decoding at once (0: 16)", .min = 0, .max = 256 },                                             \
     { .name = "chunk", .kind = FIRNI_FLAG_U32, .target = &(o).chunk_tokens_max, .value_name = "TOKENS",                \
       .help = "prompt tokens of one step (0: 256)", .min = 0, .max = 8192 },                                           \
+    { .name = "max-itl", .kind = FIRNI_FLAG_SECONDS, .target = &(o).max_itl_ns, .value_name = "TIME",                  \
+      .help = "most time between two tokens of an answer while prompts are read, e.g. 0.2 (0: 4 steps; 1h: any)" },   \
     { .name = "queue", .kind = FIRNI_FLAG_U32, .target = &(o).queue_max, .value_name = "N",                            \
       .help = "requests that may wait (0: 128)", .min = 0, .max = 65536 },                                             \
     FIRNI_KV_FLAGS((o).kv, (o).kv_group, (o).kv_delay_tokens),                                                         \

@@ -87,7 +87,7 @@ void firni_draft_model_read(firn_engine *engine)
     if (n_reading == 0) {
         return;
     }
-    uint32_t budget = engine->options.chunk_tokens_max;
+    uint32_t budget = engine->n_chunk > 0 ? engine->n_chunk : engine->options.chunk_tokens_max;
     for (uint32_t row = 0; row < drafter->n_rows; row++) {
         const uint32_t n_left = to_read(drafter, row, limit);
         uint32_t count = 0;

@@ -6,7 +6,7 @@
  *      engine             | 0 | 1 .....| 2 ....| 3 .....|  joined when all has been verified: the answer begins
  *
  * Bits do not depend on company, so running the chunk alone changes none. Other rows wait for the forward as they do for
- * any chunk, and for what the restore still takes: so it is started only when that is expected to be little. If a layer
+ * any chunk, which is made as small for them, and for what the restore still takes: so it is started only when that is expected to be little. If a layer
  * does not come, the row is forgotten and the prompt takes the ordinary way: nothing of it was published.
  *
  * Owns the decision and the forward; the lease owns what arrives.
@@ -41,10 +41,10 @@ static bool cache_ready(void *ctx, uint32_t cache)
 
 /* How many of the tokens after the first `start` the chunk has. */
 static uint32_t chunk_tokens(const firn_engine *engine, firni_sequence *sequence, firn_cache *const *caches,
-                             uint32_t start)
+                             uint32_t start, uint32_t n_chunk)
 {
     uint32_t count = sequence->n_prompt - start;
-    count = count < engine->options.chunk_tokens_max ? count : engine->options.chunk_tokens_max;
+    count = count < n_chunk ? count : n_chunk;
     for (uint32_t layer = 0; layer < engine->schema->n_layers; layer++) {
         const uint32_t limit = firn_cache_max_append_tokens(caches[layer]);
         count = limit < count ? limit : count;
@@ -105,6 +105,11 @@ void firni_early_start(firn_engine *engine, firni_sequence *sequence)
         start.remaining_ns > (engine->n_rows > 0 ? WAIT_NS_SHARED : WAIT_NS_ALONE)) {
         return;
     }
+    /* As many tokens as the rows that decode can wait for; what this takes, the next step's chunk does without. */
+    const uint32_t n_chunk = firni_step_chunk_tokens(engine, start.n_tokens);
+    if (n_chunk == 0) {
+        return;
+    }
     sequence->may_not_start = true; /* once: a second try would be made of the same read */
     firn_cache **caches = firni_calloc(engine->env, engine->schema->n_layers, sizeof *caches);
     if (caches == NULL || firn_lease_start_caches(sequence->lease, caches, NULL) != FIRN_OK) {
@@ -113,7 +118,7 @@ void firni_early_start(firn_engine *engine, firni_sequence *sequence)
     }
     sequence->started = caches;
     sequence->n_start = start.n_tokens;
-    const uint32_t count = chunk_tokens(engine, sequence, caches, start.n_tokens);
+    const uint32_t count = chunk_tokens(engine, sequence, caches, start.n_tokens, n_chunk);
     const uint64_t begin_ns = firni_now_ns(engine->env);
     firn_status status = FIRN_ERR_NO_MEMORY;
     if (make_room(engine, caches, start.n_tokens, count)) {

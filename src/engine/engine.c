@@ -277,6 +277,7 @@ firn_status firn_engine_create(const firn_engine_options *options, const firn_en
 
     firn_status status = fill_defaults(&engine->options, err);
     if (status == FIRN_OK) {
+        engine->n_chunk = engine->options.chunk_tokens_max;
         status = allocate(engine, err);
     }
     if (status == FIRN_OK && options->tier != NULL) {

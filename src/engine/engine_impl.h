@@ -14,6 +14,8 @@
  *   admission.c  who may join, against the KV budget; joining = lend + merge
  *   early_start.c  a row's first chunk while its restore is still arriving
  *   step.c       one forward over all rows; sampling; leaving = publish + filter
+ *   step_plan.c  what each row brings to it: the division of the chunk
+ *   pace.c       how large the chunk may be beside rows that decode
  *   publish.c    what of a row goes into the token tree, and when
  *   draft_impl.h speculation: guesses, verify rounds
  *
@@ -32,6 +34,7 @@
 
 #include "base/base_impl.h"
 #include "engine/draft_impl.h"
+#include "engine/pace_impl.h"
 #include "engine/text_stream.h"
 #include "firn/engine.h"
 #include "layout/family_impl.h"
@@ -158,6 +161,10 @@ struct firn_engine {
     struct firni_draft_model *draft_model; /* state of that source, or NULL */
     firni_draft_gate draft_gate;
 
+    firni_pace pace;
+    uint64_t heard_ns;           /* when rows last chose tokens */
+    uint32_t n_chunk;            /* prompt tokens that the last step with any could bring */
+
     /* Buffers of one step, sized at creation so that the token loop allocates nothing. */
     firn_token *step_tokens;     /* [batch_rows_max + chunk_tokens_max + firni_draft_step_max()] */
     uint8_t *step_wanted;        /* the same */
@@ -254,6 +261,17 @@ uint32_t firni_publish_chunk(const firn_engine *engine, const firni_sequence *se
 void firni_publish_progress(firn_engine *engine, uint32_t row, uint32_t n_kept);
 /* Bytes of one layer that a running row of `tokens` tokens may leave behind in the tree, unsaved. */
 uint64_t firni_published_bytes(const firn_engine *engine, const firn_cache *shape, uint32_t tokens);
+
+/* ---- step_plan.c ---- */
+
+/* Fills step_counts, step_tokens and step_wanted, and n_chunk. */
+void firni_step_plan(firn_engine *engine);
+/* Rows that have heard at least one token, and wait for the next. */
+uint32_t firni_step_decoding_rows(const firn_engine *engine);
+/* How many tokens of prompts, at such a depth, these rows can wait for now; 0: none yet. */
+uint32_t firni_step_chunk_tokens(const firn_engine *engine, uint32_t depth_tokens);
+/* After a step that took step_ns, and began with n_decoding of these rows. */
+void firni_step_learn(firn_engine *engine, uint32_t n_decoding, uint64_t step_ns);
 
 /* ---- step.c ---- */
 

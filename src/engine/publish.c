@@ -4,11 +4,12 @@
  *
  *      prompt, then answer   0 ......................... N ........... end
  *      all blocks kept                                   *              *      all positions before are there too
- *      windows               *    *    *    *    *    *  *              *      each chunk, before its blocks go
+ *      windows               *    *    *    *    *    *  *              *      at block ends, before the blocks go
  *      fixed-size state                 *           *  *-1 *            *      where somebody may come back to
  *      last logits                                       *
  *
- * Blocks of a window leave the row as it goes on, so they are put after each chunk, whole blocks at a time. A state of
+ * Blocks of a window leave the row as it goes on, so they are put whenever a chunk ends with a block, which it does if it
+ * can: never more than a block behind. A state of
  * fixed size serves its own count alone and is large, so only counts are put that the tree's retention rule would keep:
  * the last block boundary that leaves a token of the prompt to compute, 2, 32 and 512 blocks before it, the boundary
  * before the place where this prompt left what was stored, for the next that leaves it there, the prompt's own end, where
@@ -97,7 +98,8 @@ void firni_publish_progress(firn_engine *engine, uint32_t row, uint32_t n_kept)
     const bool has_read_all = sequence->n_cached >= sequence->n_prompt;
     if (has_read_all || ((engine->families & FIRNI_FAMILY_FIXED) != 0
                              ? next_wanted(sequence, before) == sequence->n_cached
-                             : (engine->families & FIRNI_FAMILY_WINDOW) != 0)) {
+                             : (engine->families & FIRNI_FAMILY_WINDOW) != 0 &&
+                                   sequence->n_cached % FIRN_BLOCK_TOKENS == 0)) {
         firni_publish(engine, row);
     }
     if (sequence->prompt_logits != NULL && engine->prefix != NULL && sequence->cache.store != FIRN_STORE_NONE) {

@@ -2,8 +2,7 @@
  * One step of the engine: plan, forward, sample, publish, leave.
  *
  *   0. answer  rows whose prompt was found whole choose their first token from the logits that were kept
- *   1. plan    a decode row brings one token, and its guesses; rows still reading their prompt share the chunk budget
- *              evenly
+ *   1. plan    what each row brings: step_plan.c
  *   2. room    clean tree nodes are evicted until the step's new blocks fit
  *   3. forward all rows, packed, no padding
  *   4. sample  rows whose last token was forwarded choose the next one; guesses that did not hold are rolled back
@@ -64,47 +63,6 @@ void firni_drop_cancelled(firn_engine *engine)
     }
     if (any) {
         remove_ended(engine);
-    }
-}
-
-/* Fills step_counts, step_tokens and step_wanted. */
-static void plan(firn_engine *engine)
-{
-    uint32_t limit = engine->options.chunk_tokens_max;
-    for (uint32_t layer = 0; layer < engine->schema->n_layers; layer++) {
-        const uint32_t layer_limit = firn_cache_max_append_tokens(engine->caches[layer]);
-        limit = layer_limit < limit ? layer_limit : limit;
-    }
-    uint32_t n_reading = 0;
-    for (uint32_t row = 0; row < engine->n_rows; row++) {
-        const firni_sequence *sequence = engine->rows[row];
-        n_reading += sequence->n_tokens - sequence->n_cached > 1;
-    }
-    /* Even shares, in order; what a short prompt leaves over goes to those behind it. */
-    uint32_t budget = engine->options.chunk_tokens_max;
-    uint32_t n_step = 0;
-    for (uint32_t row = 0; row < engine->n_rows; row++) {
-        const firni_sequence *sequence = engine->rows[row];
-        const uint32_t n_left = sequence->n_tokens - sequence->n_cached;
-        assert(n_left >= 1);
-        const uint32_t n_guesses = sequence->draft.n_proposed;
-        uint32_t count = n_left + n_guesses;
-        if (n_left > 1) {
-            assert(n_guesses == 0);
-            const uint32_t share = budget / n_reading > 0 ? budget / n_reading : budget > 0;
-            count = n_left < share ? n_left : share;
-            count = firni_publish_chunk(engine, sequence, count < limit ? count : limit);
-            budget -= count;
-            n_reading--;
-        }
-        memcpy(engine->step_tokens + n_step, sequence->tokens + sequence->n_cached, count * sizeof(firn_token));
-        memset(engine->step_wanted + n_step, 0, count);
-        if (count >= n_left) {
-            /* The last token's, and those behind each guess. */
-            memset(engine->step_wanted + n_step + n_left - 1, 1, 1 + n_guesses);
-        }
-        engine->step_counts[row] = count;
-        n_step += count;
     }
 }
 
@@ -264,7 +222,7 @@ static void publish_progress(firn_engine *engine)
 /* Plan to forward, once. Nothing has advanced when it fails. */
 static firn_status try_step(firn_engine *engine, bool in_round, uint64_t *forward_ns, firn_error *err)
 {
-    plan(engine);
+    firni_step_plan(engine);
     firni_make_room(engine, step_need_bytes(engine));
     for (uint32_t layer = 0; layer < engine->schema->n_layers; layer++) {
         (void)firn_cache_prefill_begin(engine->caches[layer], NULL);
@@ -274,6 +232,7 @@ static firn_status try_step(firn_engine *engine, bool in_round, uint64_t *forwar
     *forward_ns = firni_now_ns(engine->env) - begin_ns;
     if (status == FIRN_OK) {
         sample(engine, *forward_ns);
+        engine->heard_ns = firni_now_ns(engine->env);
     } else {
         memset(engine->step_kept, 0, engine->n_rows * sizeof *engine->step_kept);
         memset(engine->step_counts, 0, engine->n_rows * sizeof *engine->step_counts);
@@ -310,6 +269,7 @@ static void answer_known(firn_engine *engine)
         }
     }
     if (any) {
+        engine->heard_ns = firni_now_ns(engine->env);
         remove_ended(engine);
     }
 }
@@ -347,6 +307,7 @@ bool firni_step(firn_engine *engine)
     firn_error error = { 0 };
     const uint64_t begin_ns = firni_now_ns(engine->env);
     const uint64_t n_before = engine->stats.generated_tokens;
+    const uint32_t n_decoding = firni_step_decoding_rows(engine);
     const bool is_comparable = engine->draft_ops != NULL && only_generates(engine);
     bool in_round = firni_draft_propose(engine) && firni_round_open(engine);
     firn_status status = try_step(engine, in_round, &forward_ns, &error);
@@ -365,6 +326,7 @@ bool firni_step(firn_engine *engine)
         engine->stats.n_steps++;
         engine->stats.step_ns_total += forward_ns;
         learn_compute(engine, forward_ns);
+        firni_step_learn(engine, n_decoding, firni_now_ns(engine->env) - begin_ns);
         publish_progress(engine);
     } else {
         /* No row has advanced. The newest gives way, so that those before it can go on. */

@@ -37,6 +37,8 @@ static const stat_line stat_lines[] = {
     { "firn_prompt_tokens_by_source_total", "{source=\"disk\"}", "counter", NULL, AT(prefix.hit_tokens_disk) },
     { "firn_generated_tokens_total", "", "counter", "Tokens generated.", AT(generated_tokens) },
     { "firn_steps_total", "", "counter", "Forward steps of the engine.", AT(n_steps) },
+    { "firn_paced_steps_total", "", "counter", "Steps whose prompt chunk was cut for requests that decode.",
+      AT(n_paced_steps) },
     { "firn_draft_rounds_total", "", "counter", "Forwards of a row with guessed tokens.", AT(draft.n_rounds) },
     { "firn_draft_tokens_total", "", "counter", "Tokens that were guessed.", AT(draft.drafted_tokens) },
     { "firn_draft_accepted_tokens_total", "", "counter", "Guessed tokens that the model chose too.",

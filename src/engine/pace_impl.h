@@ -1,0 +1,47 @@
+/*
+ * pace: how many prompt tokens a step may bring beside rows that decode, so that these hear from it in time.
+ *
+ *      time of a step  =  plain(rows)  +  tokens of prompts * token(depth)
+ *
+ * Both are measured: plain steps apart for each size of batch, what a prompt's token adds as a straight line over its
+ * depth, older samples counting less. The rows' bound is either given or a multiple of their own plain step; a step is
+ * planned for a share of it, since steps vary.
+ *
+ * The bound is kept as long as a few tokens of a prompt fit into it: no prompt waits for the rows to end. Bits do not
+ * depend on chunks, so that a decision by the clock changes nothing but the time.
+ *
+ * Owns the samples. Knows no clock: times are passed in.
+ */
+#ifndef FIRNI_PACE_IMPL_H
+#define FIRNI_PACE_IMPL_H
+
+#include "prefix/gate_impl.h"
+
+#define FIRNI_PACE_CLASSES 9u /* 1, 2, 3..4, ..., 129..256 rows */
+/* Without a bound: this many plain steps between two tokens of a row. */
+#define FIRNI_PACE_STEPS_MAX 4u
+/* What a step brings of prompts at least, unless the rows' own step is not known yet. */
+#define FIRNI_PACE_TOKENS_MIN 4u
+
+typedef struct firni_pace_class {
+    double plain_ns;
+    uint32_t n_samples;
+} firni_pace_class;
+
+typedef struct firni_pace {
+    firni_pace_class classes[FIRNI_PACE_CLASSES];
+    firni_trend token;    /* ns that a prompt's token adds, by its depth */
+    uint32_t largest;     /* most of them in one of these steps, */
+    double largest_ns;    /* and what that step took */
+} firni_pace;
+
+/* A step of n_rows rows that brought one token each, and their guesses. */
+void firni_pace_learn_plain(firni_pace *pace, uint32_t n_rows, uint64_t ns);
+/* A step with n_tokens of prompts, at depth_tokens on the average, beside n_rows (>= 0) rows that decode. */
+void firni_pace_learn_prompt(firni_pace *pace, uint32_t n_rows, uint32_t n_tokens, uint32_t depth_tokens, uint64_t ns);
+/* Most tokens of prompts, at depth_tokens, in a step that begins used_ns after n_rows rows last heard something.
+ * bound_ns: 0 for FIRNI_PACE_STEPS_MAX plain steps. Returns n_max without rows; 0 to ask for a plain step. */
+uint32_t firni_pace_tokens(const firni_pace *pace, uint32_t n_rows, uint32_t depth_tokens, uint64_t bound_ns,
+                           uint64_t used_ns, uint32_t n_max);
+
+#endif

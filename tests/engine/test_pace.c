@@ -1,0 +1,281 @@
+/*
+ * How large a chunk may be beside rows that decode: on made-up machines, and in an engine whose clock counts work
+ * instead of time.
+ */
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/pace_impl.h"
+#include "support/engine_fixture.h"
+
+/* ---- made-up machines -------------------------------------------------------------------------------------------- */
+
+/* ns of a step of n_rows rows and n_tokens of prompts at a depth: the weights take as long as six tokens do. */
+static uint64_t step_ns(uint32_t n_rows, uint32_t n_tokens, uint32_t depth)
+{
+    const uint64_t n = n_rows + n_tokens;
+    return 5000000u * (n > 6 ? n : 6) + (uint64_t)n_tokens * depth * 1000u;
+}
+
+enum { PROMPT = 4096, CHUNK = 256 };
+
+/* Reads a prompt beside rows; returns the longest step. */
+static uint64_t read_prompt(firni_pace *pace, uint32_t n_rows, uint64_t bound_ns, uint32_t from, uint32_t *n_steps)
+{
+    uint64_t longest_ns = 0;
+    *n_steps = 0;
+    for (uint32_t n = from; n < from + PROMPT; ++*n_steps) {
+        const uint32_t count = firni_pace_tokens(pace, n_rows, n, bound_ns, 0, CHUNK);
+        const uint64_t ns = step_ns(n_rows, count, n);
+        if (count > 0) {
+            firni_pace_learn_prompt(pace, n_rows, count, n, ns);
+        } else {
+            firni_pace_learn_plain(pace, n_rows, ns);
+        }
+        longest_ns = ns > longest_ns ? ns : longest_ns;
+        n += count;
+    }
+    return longest_ns;
+}
+
+static void rows_hear_within_four_of_their_steps_and_the_chunk_uses_most_of_that(void **state)
+{
+    (void)state;
+    for (uint32_t n_rows = 1; n_rows <= 4; n_rows++) {
+        firni_pace pace = { .largest = 0 };
+        uint32_t n_steps;
+        const uint64_t longest_ns = read_prompt(&pace, n_rows, 0, 0, &n_steps);
+        const uint64_t plain_ns = step_ns(n_rows, 0, 0);
+        assert_in_range(longest_ns, 3 * plain_ns, 4 * plain_ns);
+    }
+}
+
+static void a_given_bound_is_kept_from_the_first_step_on(void **state)
+{
+    (void)state;
+    static const uint64_t bounds_ns[] = { 80000000, 200000000, 500000000 };
+    uint32_t n_before = UINT32_MAX;
+    for (size_t i = 0; i < sizeof bounds_ns / sizeof bounds_ns[0]; i++) {
+        firni_pace pace = { .largest = 0 };
+        uint32_t n_steps;
+        assert_in_range(read_prompt(&pace, 2, bounds_ns[i], 0, &n_steps), bounds_ns[i] / 2, bounds_ns[i]);
+        assert_true(n_steps < n_before);
+        n_before = n_steps;
+    }
+}
+
+static void no_bound_keeps_a_prompt_from_going_on(void **state)
+{
+    (void)state;
+    firni_pace pace = { .largest = 0 };
+    uint32_t n_steps;
+    (void)read_prompt(&pace, 2, 1, 0, &n_steps);
+    assert_int_equal(n_steps, 1 + PROMPT / FIRNI_PACE_TOKENS_MIN); /* one was to learn what a plain step takes */
+    assert_int_equal(firni_pace_tokens(&pace, 2, 0, 0, UINT64_C(1) << 60, CHUNK), FIRNI_PACE_TOKENS_MIN);
+    assert_int_equal(firni_pace_tokens(&pace, 2, 0, 1, 0, 3), 3);
+}
+
+static void without_rows_or_with_time_enough_chunks_are_whole(void **state)
+{
+    (void)state;
+    firni_pace pace = { .largest = 0 };
+    uint32_t n_steps;
+    assert_int_equal(firni_pace_tokens(&pace, 0, 0, 1, 0, CHUNK), CHUNK);
+    (void)read_prompt(&pace, 0, 1, 0, &n_steps);
+    assert_int_equal(n_steps, PROMPT / CHUNK);
+    (void)read_prompt(&pace, 2, UINT64_C(3600000000000), 0, &n_steps);
+    assert_int_equal(n_steps, 1 + PROMPT / CHUNK);
+}
+
+static void time_that_has_passed_counts(void **state)
+{
+    (void)state;
+    firni_pace pace = { .largest = 0 };
+    uint32_t n_steps;
+    (void)read_prompt(&pace, 2, 500000000, 0, &n_steps);
+    const uint32_t n = firni_pace_tokens(&pace, 2, PROMPT, 500000000, 0, CHUNK);
+    const uint32_t n_late = firni_pace_tokens(&pace, 2, PROMPT, 500000000, 200000000, CHUNK);
+    assert_in_range(n_late, FIRNI_PACE_TOKENS_MIN + 1, n - 1);
+}
+
+/* ---- an engine whose clock counts multiply-adds ------------------------------------------------------------------ */
+
+enum { N_SPEAKER = 500, N_LONG = 640, N_SHORT = 64, N_TEST_CHUNK = 64 };
+
+typedef struct scene {
+    firn_clock clock;
+    firn_env env;
+    _Atomic(const firn_model *) model;
+    test_stack stack;
+    pthread_mutex_t mutex;
+    pthread_cond_t changed;
+    bool has_spoken, may_go_on;   /* guarded by mutex */
+    uint32_t n_spoken;            /* tokens of the row that decodes: one each step; engine thread, like the next */
+    uint64_t heard_ns[N_SPEAKER];
+    uint32_t spoken_at[8];        /* n_spoken when request i heard its first token */
+    atomic_uint n_ended;
+} scene;
+
+typedef struct reader {
+    scene *scene;
+    uint32_t index;
+} reader;
+
+/* Read by the engine, and by whoever submits while the engine waits for that. */
+static uint64_t work_clock(void *ctx)
+{
+    const scene *s = ctx;
+    const firn_model *model = atomic_load(&s->model);
+    return model != NULL ? 1 + firn_model_multiply_adds(model) : 1;
+}
+
+/* The row that decodes. It stops the engine at its fourth token until the prompts are there. */
+static void on_speaker(void *ctx, const firn_event *event)
+{
+    scene *s = ctx;
+    if (event->kind == FIRN_EVENT_END) {
+        atomic_fetch_add(&s->n_ended, 1);
+        return;
+    }
+    s->heard_ns[s->n_spoken++] = work_clock(s);
+    if (s->n_spoken == 4) {
+        (void)pthread_mutex_lock(&s->mutex);
+        s->has_spoken = true;
+        (void)pthread_cond_broadcast(&s->changed);
+        while (!s->may_go_on) {
+            (void)pthread_cond_wait(&s->changed, &s->mutex);
+        }
+        (void)pthread_mutex_unlock(&s->mutex);
+    }
+}
+
+static void on_reader(void *ctx, const firn_event *event)
+{
+    const reader *r = ctx;
+    if (event->kind == FIRN_EVENT_TOKEN) {
+        r->scene->spoken_at[r->index] = r->scene->n_spoken;
+    } else {
+        atomic_fetch_add(&r->scene->n_ended, 1);
+    }
+}
+
+static uint64_t submit(scene *s, uint32_t n_prompt, uint32_t n_answer, uint64_t seed,
+                       void (*on_event)(void *, const firn_event *), void *ctx)
+{
+    static firn_token prompt[N_LONG];
+    test_rng rng = { .state = seed };
+    for (uint32_t i = 0; i < n_prompt; i++) {
+        prompt[i] = 5 + test_rng_below(&rng, 250);
+    }
+    const firn_request request = { .prompt = prompt, .n_prompt = n_prompt, .max_tokens = n_answer,
+                                   .ignore_end = true, .on_event = on_event, .ctx = ctx };
+    uint64_t id = 0;
+    assert_ok(firn_engine_submit(s->stack.engine, &request, &id, NULL));
+    return id;
+}
+
+/* One row decodes; then prompts of these lengths come at the same moment. Returns when all have been answered. */
+static void play(scene *s, uint64_t max_itl_ns, const uint32_t *lengths, uint32_t n_lengths)
+{
+    reader readers[8];
+    *s = (scene){ .clock = { .monotonic_ns = work_clock, .wall_ns = work_clock, .ctx = s },
+                  .env = { .clock = &s->clock } };
+    (void)pthread_mutex_init(&s->mutex, NULL);
+    (void)pthread_cond_init(&s->changed, NULL);
+    test_stack_open(&s->stack, &(test_stack_options){
+                                   .env = &s->env,
+                                   .engine = { .no_prefix_cache = true, .chunk_tokens_max = N_TEST_CHUNK,
+                                               .max_itl_ns = max_itl_ns } });
+    atomic_store(&s->model, s->stack.model);
+    const uint64_t speaker = submit(s, 8, N_SPEAKER, 1, on_speaker, s);
+    (void)pthread_mutex_lock(&s->mutex);
+    while (!s->has_spoken) {
+        (void)pthread_cond_wait(&s->changed, &s->mutex);
+    }
+    for (uint32_t i = 0; i < n_lengths; i++) {
+        readers[i] = (reader){ .scene = s, .index = i };
+        (void)submit(s, lengths[i], 1, 2 + i, on_reader, &readers[i]);
+    }
+    s->may_go_on = true;
+    (void)pthread_cond_broadcast(&s->changed);
+    (void)pthread_mutex_unlock(&s->mutex);
+    while (atomic_load(&s->n_ended) < n_lengths) {
+        (void)nanosleep(&(struct timespec){ .tv_nsec = 1000000 }, NULL);
+    }
+    firn_engine_cancel(s->stack.engine, speaker);
+    (void)test_stack_close(&s->stack, 10000000000);
+    (void)pthread_cond_destroy(&s->changed);
+    (void)pthread_mutex_destroy(&s->mutex);
+    for (uint32_t i = 0; i < n_lengths; i++) {
+        assert_in_range(s->spoken_at[i], 4, N_SPEAKER - 1); /* it decoded all the while: each of its tokens is a step */
+    }
+}
+
+static uint64_t longest_wait_ns(const scene *s, uint32_t n_spoken)
+{
+    uint64_t longest_ns = 0;
+    for (uint32_t i = 1; i < n_spoken; i++) {
+        const uint64_t ns = s->heard_ns[i] - s->heard_ns[i - 1];
+        longest_ns = ns > longest_ns ? ns : longest_ns;
+    }
+    return longest_ns;
+}
+
+static void a_row_that_decodes_goes_on_while_a_prompt_is_read(void **state)
+{
+    (void)state;
+    static scene s;
+    const uint32_t n_prompt = N_LONG;
+    play(&s, 0, &n_prompt, 1);
+    const uint64_t plain_ns = s.heard_ns[3] - s.heard_ns[2];
+    /* Here a token costs what a step of one costs: a step has room for the least chunk, and its own token. */
+    assert_in_range(longest_wait_ns(&s, s.spoken_at[0]), plain_ns, (1 + FIRNI_PACE_TOKENS_MIN) * plain_ns);
+    assert_in_range(s.spoken_at[0], N_LONG / FIRNI_PACE_TOKENS_MIN, N_LONG / FIRNI_PACE_TOKENS_MIN + 8);
+    /* With a bound of thirty such steps, and with none to speak of. */
+    play(&s, 30 * plain_ns, &n_prompt, 1);
+    assert_in_range(longest_wait_ns(&s, s.spoken_at[0]), 15 * plain_ns, 30 * plain_ns);
+    play(&s, UINT64_C(3600000000000), &n_prompt, 1);
+    assert_in_range(s.spoken_at[0], 4 + N_LONG / N_TEST_CHUNK, 4 + N_LONG / N_TEST_CHUNK + 2);
+}
+
+static void a_short_prompt_does_not_wait_for_a_long_one(void **state)
+{
+    (void)state;
+    static scene s;
+    const uint32_t lengths[] = { N_LONG, N_SHORT };
+    play(&s, UINT64_C(3600000000000), lengths, 2);
+    /* Three quarters of each chunk are the short one's, and after it all is the long one's. */
+    assert_in_range(s.spoken_at[1], 4 + 2, 4 + 3); /* the first step is a small one, to learn from */
+    assert_in_range(s.spoken_at[0], 4 + (N_LONG + N_SHORT) / N_TEST_CHUNK, 4 + (N_LONG + N_SHORT) / N_TEST_CHUNK + 2);
+}
+
+static void a_long_prompt_goes_on_by_its_even_share_beside_short_ones(void **state)
+{
+    (void)state;
+    static scene s;
+    /* All but the first have less left at any time: with the whole chunk for the shortest it would come last by far. */
+    const uint32_t lengths[] = { 120, 100, 100, 100, 100, 100, 100, 100 };
+    play(&s, UINT64_C(3600000000000), lengths, 8);
+    uint32_t last = 0;
+    for (uint32_t i = 1; i < 8; i++) {
+        last = s.spoken_at[i] > last ? s.spoken_at[i] : last;
+    }
+    assert_in_range(s.spoken_at[0], last, last + 2);
+    assert_in_range(last, 4 + 820 / N_TEST_CHUNK - 2, 4 + 820 / N_TEST_CHUNK + 3);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(rows_hear_within_four_of_their_steps_and_the_chunk_uses_most_of_that),
+        cmocka_unit_test(a_given_bound_is_kept_from_the_first_step_on),
+        cmocka_unit_test(no_bound_keeps_a_prompt_from_going_on),
+        cmocka_unit_test(without_rows_or_with_time_enough_chunks_are_whole),
+        cmocka_unit_test(time_that_has_passed_counts),
+        cmocka_unit_test(a_row_that_decodes_goes_on_while_a_prompt_is_read),
+        cmocka_unit_test(a_short_prompt_does_not_wait_for_a_long_one),
+        cmocka_unit_test(a_long_prompt_goes_on_by_its_even_share_beside_short_ones),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
