@@ -144,7 +144,7 @@ void firni_step_learn(firn_engine *engine, uint32_t n_decoding, uint64_t step_ns
     }
     if (n_tokens > 0) {
         firni_pace_learn_prompt(&engine->pace, n_decoding, n_tokens, (uint32_t)(depth_sum / n_tokens), step_ns);
-    } else if (n_decoding > 0 && n_decoding == engine->n_rows) {
+    } else if (n_decoding > 0) { /* others may have waited for this one, to learn what it takes */
         firni_pace_learn_plain(&engine->pace, n_decoding, step_ns);
     }
 }
