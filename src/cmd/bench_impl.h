@@ -8,6 +8,7 @@
  *   bench_resume.c   time to first token after a restart: the same prompt, its continuation, a branch
  *   bench_request.c  one request through an engine
  *   bench_busy.c     rows that decode meanwhile, and the memory of the process
+ *   bench_beside.c   a long prompt beside rows that decode
  *   bench_draft.c    decode through the engine, plain and with guesses
  *   bench_memory.c   what this machine can stream from memory: the bound of decode
  *   bench_multiply.c what this machine can multiply: the bound of prefill
@@ -51,6 +52,8 @@ typedef struct firni_bench_options {
     uint32_t n_deep;
     uint32_t n_ttft;        /* 0: no time to first token */
     uint32_t n_resume;      /* tokens of the prompt of a restart; 0: no restarts */
+    uint32_t n_beside;      /* tokens of a prompt beside rows that decode; 0: none */
+    uint64_t max_itl_ns;    /* of these rows, see firn_engine_options */
     uint32_t n_draft;       /* tokens of the answers that compare speculation with plain decoding; 0: no */
     bool draft_always;      /* see firn_engine_options */
     uint32_t n_draft_max;   /* guesses of a step; 0: the engine's default */
@@ -102,6 +105,14 @@ typedef struct firni_bench_resume {
     uint32_t computed_tokens[FIRNI_BENCH_TURNS]; /* what was not restored: the most of all runs */
 } firni_bench_resume;
 
+/* A long prompt and two rows that decode. */
+typedef struct firni_bench_beside {
+    uint32_t n_tokens;              /* of the prompt */
+    firni_sample alone_seconds, beside_seconds; /* to its first token */
+    firni_sample quiet_median;      /* seconds between two tokens of a row before it came */
+    firni_sample beside_median, beside_p99; /* while it was read */
+} firni_bench_beside;
+
 #define FIRNI_BENCH_DRAFT_TEXTS 2u
 
 /* One text, decoded plainly and with guesses. */
@@ -125,6 +136,7 @@ typedef struct firni_bench {
     firni_bench_deep deep[FIRNI_BENCH_DEPTHS_MAX];
     firni_bench_ttft ttft;
     firni_bench_resume resume;
+    firni_bench_beside beside;
     firni_bench_draft draft[FIRNI_BENCH_DRAFT_TEXTS];
 } firni_bench;
 
@@ -196,6 +208,8 @@ firn_token firni_bench_best_token(const float *logits, uint32_t n_vocab);
 firn_status firni_bench_measure_ttft(firni_bench *bench, firn_error *err);
 /* Fills resume. */
 firn_status firni_bench_measure_resume(firni_bench *bench, firn_error *err);
+/* Fills beside. */
+firn_status firni_bench_measure_beside(firni_bench *bench, firn_error *err);
 /* Fills draft. */
 firn_status firni_bench_measure_draft(firni_bench *bench, firn_error *err);
 /* Adds n_runs readings of a buffer larger than any cache to stream_rate. */

@@ -127,6 +127,25 @@ static void print_deep(const firni_bench *bench)
 
 static const char *const turn_names[FIRNI_BENCH_TURNS] = { "same prompt", "continuation", "branch" };
 
+/* The rows' slowest tokens against what is usual for them, and the prompt's time against its time alone. */
+static void print_beside(const firni_bench_beside *b)
+{
+    const double quiet = firni_sample_median(&b->quiet_median);
+    char what[48];
+    (void)snprintf(what, sizeof what, "ttft %" PRIu32 ", alone", b->n_tokens);
+    print_row(what, &b->alone_seconds, 1.0, "s");
+    (void)printf("\n");
+    print_row("  beside 2 rows", &b->beside_seconds, 1.0, "s");
+    (void)printf("   %.2f of alone\n",
+                 ratio(firni_sample_median(&b->beside_seconds), firni_sample_median(&b->alone_seconds)));
+    print_row("  rows' step before", &b->quiet_median, 1e-3, "ms");
+    (void)printf("\n");
+    print_row("  meanwhile, median", &b->beside_median, 1e-3, "ms");
+    (void)printf("   %.2f of before\n", ratio(firni_sample_median(&b->beside_median), quiet));
+    print_row("  meanwhile, 99 of 100", &b->beside_p99, 1e-3, "ms");
+    (void)printf("   %.2f of before\n", ratio(firni_sample_median(&b->beside_p99), quiet));
+}
+
 static void print_resume(const firni_bench_resume *r)
 {
     (void)printf("\ntime to first token after a restart: a prompt of %" PRIu32 " tokens, its continuation (the answer of %"
@@ -200,6 +219,9 @@ void firni_bench_print(const firni_bench *bench)
     if (o->n_resume > 0) {
         print_resume(&bench->resume);
     }
+    if (o->n_beside > 0) {
+        print_beside(&bench->beside);
+    }
     if (o->n_draft > 0) {
         print_draft(bench);
     }
@@ -262,6 +284,18 @@ static json_t *ttft_json(const firni_bench_ttft *t)
         sample_json(&t->extra_share));
 }
 
+static json_t *beside_json(const firni_bench_beside *b)
+{
+    return json_pack("{s:I, s:o, s:o, s:o, s:o, s:o, s:f, s:f}", "prompt_tokens", (json_int_t)b->n_tokens,
+                     "alone_seconds", sample_json(&b->alone_seconds), "beside_seconds", sample_json(&b->beside_seconds),
+                     "rows_before_median_seconds", sample_json(&b->quiet_median), "rows_median_seconds",
+                     sample_json(&b->beside_median), "rows_p99_seconds", sample_json(&b->beside_p99),
+                     "beside_to_alone",
+                     ratio(firni_sample_median(&b->beside_seconds), firni_sample_median(&b->alone_seconds)),
+                     "rows_p99_to_before",
+                     ratio(firni_sample_median(&b->beside_p99), firni_sample_median(&b->quiet_median)));
+}
+
 static json_t *resume_json(const firni_bench_resume *r)
 {
     json_t *object = json_pack("{s:I, s:o}", "prompt_tokens", (json_int_t)r->n_prompt, "cold_seconds",
@@ -311,6 +345,9 @@ int firni_bench_print_json(const firni_bench *bench)
     }
     if (object != NULL && o->n_ttft > 0) {
         (void)json_object_set_new(object, "ttft", ttft_json(&bench->ttft));
+    }
+    if (o->n_beside > 0 && object != NULL) {
+        (void)json_object_set_new(object, "beside", beside_json(&bench->beside));
     }
     if (o->n_resume > 0 && object != NULL) {
         (void)json_object_set_new(object, "resume", resume_json(&bench->resume));

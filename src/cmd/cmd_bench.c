@@ -90,6 +90,10 @@ static int measure(firni_bench *bench, bool json)
         firni_cmd_progress(label, 0.7f);
         status = firni_bench_measure_resume(bench, &err);
     }
+    if (status == FIRN_OK && o->n_beside > 0) {
+        firni_cmd_progress(label, 0.75f);
+        status = firni_bench_measure_beside(bench, &err);
+    }
     if (status == FIRN_OK && o->n_draft > 0) {
         firni_cmd_progress(label, 0.8f);
         status = firni_bench_measure_draft(bench, &err);
@@ -136,6 +140,10 @@ static int run(const firni_command *self, int argc, char **argv)
         { .name = "resume", .kind = FIRNI_FLAG_U32, .target = &o->n_resume, .value_name = "TOKENS",
           .help = "also: such a prompt, then after restarts the same, its continuation, a branch (0: no; at least 1024)",
           .min = 0, .max = 1048576 },
+        { .name = "beside", .kind = FIRNI_FLAG_U32, .target = &o->n_beside, .value_name = "TOKENS",
+          .help = "also: such a prompt alone, and beside 2 rows that decode (0: no)", .min = 0, .max = 1048576 },
+        { .name = "max-itl", .kind = FIRNI_FLAG_SECONDS, .target = &o->max_itl_ns, .value_name = "TIME",
+          .help = "with --beside: most time between two tokens of these rows (0: 4 steps; 1h: any)" },
         { .name = "draft", .kind = FIRNI_FLAG_STRING, .target = &f.stack.draft, .value_name = "SOURCE",
           .help = "also: decode with guesses from this source, ngram or a small GGUF model, against plain decode" },
         { .name = "draft-max", .kind = FIRNI_FLAG_U32, .target = &f.stack.draft_tokens_max, .value_name = "TOKENS",
@@ -181,9 +189,10 @@ static int run(const firni_command *self, int argc, char **argv)
     }
     o->n_draft = f.stack.draft != NULL ? o->n_draft : 0;
     o->n_draft_max = f.stack.draft_tokens_max;
-    if (o->n_prompt == 0 && o->n_deep == 0 && o->n_ttft == 0 && o->n_resume == 0 && o->n_draft == 0) {
+    if (o->n_prompt == 0 && o->n_deep == 0 && o->n_ttft == 0 && o->n_resume == 0 && o->n_beside == 0 && o->n_draft == 0) {
         return firni_cmd_usage(self,
-                               "--prompt 0 leaves nothing to measure without --deep, --ttft, --resume or --draft");
+                               "--prompt 0 leaves nothing to measure without --deep, --ttft, --resume, --beside or "
+                               "--draft");
     }
     if (o->n_resume > 0 && o->n_resume < 1024) {
         return firni_cmd_usage(self, "--resume must be at least 1024 tokens");
@@ -195,7 +204,7 @@ static int run(const firni_command *self, int argc, char **argv)
     for (uint32_t i = 0; i < o->n_batches; i++) {
         f.stack.batch_rows_max = o->batches[i] > f.stack.batch_rows_max ? o->batches[i] : f.stack.batch_rows_max;
     }
-    const bool has_sessions = o->n_ttft > 0 || o->n_resume > 0;
+    const bool has_sessions = o->n_ttft > 0 || o->n_resume > 0 || o->n_beside > 0;
     if (has_sessions && f.stack.batch_rows_max < 1 + FIRNI_BENCH_BUSY_ROWS) {
         f.stack.batch_rows_max = 1 + FIRNI_BENCH_BUSY_ROWS;
     }
