@@ -28,7 +28,7 @@ typedef struct firn_engine_options {
     uint32_t chunk_tokens_max;  /* prompt tokens per step; 0: 256 */
     uint64_t max_itl_ns;        /* most time between two tokens of a row while prompts are read beside it: their chunks are
                                  * made as small as that takes, but a step reads some of each. Answers do not change.
-                                 * 0: four times what the rows' own step takes; an hour: whole chunks always */
+                                 * 0: four times what the rows' own step takes, at least 50 ms; an hour: whole chunks always */
     uint32_t queue_max;         /* requests waiting; beyond it submit answers BUSY; 0: 128 */
     bool no_prefix_cache;       /* compute every prompt in full */
     bool restore_always;        /* read from the tier also where computing is expected to be faster */

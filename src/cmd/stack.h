@@ -26,7 +26,7 @@ typedef struct firni_stack_options {
     uint32_t ctx_tokens_max;     /* 0: the model's training context */
     uint32_t batch_rows_max;     /* 0: 16 */
     uint32_t chunk_tokens_max;   /* 0: 256 */
-    uint64_t max_itl_ns;         /* between two tokens of a row beside prompts; 0: four of its own steps */
+    uint64_t max_itl_ns;         /* between two tokens of a row beside prompts; 0: four of its own steps, at least 50 ms */
     uint32_t queue_max;          /* 0: 128 */
     const char *kv;              /* what --kv says (kv_flag.h); NULL: "f16" */
     const char *kv_group;        /* what --kv-group says; NULL: the default */

@@ -84,7 +84,8 @@ uint32_t firni_pace_tokens(const firni_pace *pace, uint32_t n_rows, uint32_t dep
         return 0; /* such a step is cheap, and comes once for each size of batch */
     }
     const double plain = plain_ns(pace, n_rows);
-    const double bound = bound_ns > 0 ? (double)bound_ns : FIRNI_PACE_STEPS_MAX * plain;
+    const double usual = FIRNI_PACE_STEPS_MAX * plain > FIRNI_PACE_NS_MIN ? FIRNI_PACE_STEPS_MAX * plain : FIRNI_PACE_NS_MIN;
+    const double bound = bound_ns > 0 ? (double)bound_ns : usual;
     const double room = AIM_SHARE * bound - (double)used_ns;
     const double token = firni_trend_at(&pace->token, depth_tokens, false);
     const double n_limit = tokens_tried(pace, room, n_max);

@@ -18,8 +18,10 @@
 #include "prefix/gate_impl.h"
 
 #define FIRNI_PACE_CLASSES 9u /* 1, 2, 3..4, ..., 129..256 rows */
-/* Without a bound: this many plain steps between two tokens of a row. */
+/* Without a bound: this many plain steps between two tokens of a row, or 20 tokens a second, which is faster than
+ * anybody reads: prompts beside a small model are not to wait for what nobody would notice. */
 #define FIRNI_PACE_STEPS_MAX 4u
+#define FIRNI_PACE_NS_MIN    50e6
 /* What a step brings of prompts at least, unless the rows' own step is not known yet. */
 #define FIRNI_PACE_TOKENS_MIN 4u
 
@@ -40,7 +42,7 @@ void firni_pace_learn_plain(firni_pace *pace, uint32_t n_rows, uint64_t ns);
 /* A step with n_tokens of prompts, at depth_tokens on the average, beside n_rows (>= 0) rows that decode. */
 void firni_pace_learn_prompt(firni_pace *pace, uint32_t n_rows, uint32_t n_tokens, uint32_t depth_tokens, uint64_t ns);
 /* Most tokens of prompts, at depth_tokens, in a step that begins used_ns after n_rows rows last heard something.
- * bound_ns: 0 for FIRNI_PACE_STEPS_MAX plain steps. Returns n_max without rows; 0 to ask for a plain step. */
+ * bound_ns: 0 for the usual one, above. Returns n_max without rows; 0 to ask for a plain step. */
 uint32_t firni_pace_tokens(const firni_pace *pace, uint32_t n_rows, uint32_t depth_tokens, uint64_t bound_ns,
                            uint64_t used_ns, uint32_t n_max);
 

@@ -51,6 +51,7 @@ static void answers_are_those_of_plain_decoding_to_the_bit(void **state)
                                                            .draft_path = on ? DRAFTER : NULL,
                                                            .engine = { .batch_rows_max = on ? 4 : 1,
                                                                        .chunk_tokens_max = on ? 19 : 256,
+                                                                       .max_itl_ns = UINT64_C(3600000000000),
                                                                        .draft_always = true } });
             test_answer *answers = on ? drafted : plain;
             for (uint32_t i = 0; i < 2 * N_TEXTS; i++) {

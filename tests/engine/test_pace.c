@@ -51,6 +51,17 @@ static void rows_hear_within_four_of_their_steps_and_the_chunk_uses_most_of_that
     }
 }
 
+/* Plain steps of a millisecond: four of them would leave no chunk worth the name. */
+static void what_nobody_would_notice_does_not_hold_a_prompt_up(void **state)
+{
+    (void)state;
+    firni_pace pace = { .largest = 0 };
+    firni_pace_learn_plain(&pace, 2, 1000000);
+    firni_pace_learn_prompt(&pace, 2, 64, 0, 9000000);
+    assert_int_equal(firni_pace_tokens(&pace, 2, 64, 0, 0, CHUNK), CHUNK);
+    assert_in_range(firni_pace_tokens(&pace, 2, 64, 4000000, 0, CHUNK), FIRNI_PACE_TOKENS_MIN, 32);
+}
+
 static void a_given_bound_is_kept_from_the_first_step_on(void **state)
 {
     (void)state;
@@ -227,7 +238,7 @@ static void a_row_that_decodes_goes_on_while_a_prompt_is_read(void **state)
     (void)state;
     static scene s;
     const uint32_t n_prompt = N_LONG;
-    play(&s, 0, &n_prompt, 1);
+    play(&s, 1, &n_prompt, 1); /* a bound that is never kept */
     const uint64_t plain_ns = s.heard_ns[3] - s.heard_ns[2];
     /* Here a token costs what a step of one costs: a step has room for the least chunk, and its own token. */
     assert_in_range(longest_wait_ns(&s, s.spoken_at[0]), plain_ns, (1 + FIRNI_PACE_TOKENS_MIN) * plain_ns);
@@ -269,6 +280,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rows_hear_within_four_of_their_steps_and_the_chunk_uses_most_of_that),
+        cmocka_unit_test(what_nobody_would_notice_does_not_hold_a_prompt_up),
         cmocka_unit_test(a_given_bound_is_kept_from_the_first_step_on),
         cmocka_unit_test(no_bound_keeps_a_prompt_from_going_on),
         cmocka_unit_test(without_rows_or_with_time_enough_chunks_are_whole),
