@@ -77,7 +77,7 @@ static double tokens_tried(const firni_pace *pace, double room_ns, uint32_t n_ma
 uint32_t firni_pace_tokens(const firni_pace *pace, uint32_t n_rows, uint32_t depth_tokens, uint64_t bound_ns,
                            uint64_t used_ns, uint32_t n_max)
 {
-    if (n_rows == 0) {
+    if (n_rows == 0 || bound_ns >= FIRNI_PACE_NS_NONE) {
         return n_max;
     }
     if (!is_known(pace, n_rows)) {

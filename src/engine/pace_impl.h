@@ -22,6 +22,8 @@
  * anybody reads: prompts beside a small model are not to wait for what nobody would notice. */
 #define FIRNI_PACE_STEPS_MAX 4u
 #define FIRNI_PACE_NS_MIN    50e6
+/* A bound that is none: chunks do not depend on any clock. */
+#define FIRNI_PACE_NS_NONE   UINT64_C(3600000000000)
 /* What a step brings of prompts at least, unless the rows' own step is not known yet. */
 #define FIRNI_PACE_TOKENS_MIN 4u
 
@@ -42,7 +44,7 @@ void firni_pace_learn_plain(firni_pace *pace, uint32_t n_rows, uint64_t ns);
 /* A step with n_tokens of prompts, at depth_tokens on the average, beside n_rows (>= 0) rows that decode. */
 void firni_pace_learn_prompt(firni_pace *pace, uint32_t n_rows, uint32_t n_tokens, uint32_t depth_tokens, uint64_t ns);
 /* Most tokens of prompts, at depth_tokens, in a step that begins used_ns after n_rows rows last heard something.
- * bound_ns: 0 for the usual one, above. Returns n_max without rows; 0 to ask for a plain step. */
+ * bound_ns: 0 for the usual one, above. Returns n_max without rows, or without a bound; 0 to ask for a plain step. */
 uint32_t firni_pace_tokens(const firni_pace *pace, uint32_t n_rows, uint32_t depth_tokens, uint64_t bound_ns,
                            uint64_t used_ns, uint32_t n_max);
 

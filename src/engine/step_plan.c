@@ -110,6 +110,7 @@ void firni_step_plan(firn_engine *engine)
         engine->step_counts[row] = is_reading ? 0 : 1 + sequence->draft.n_proposed;
         assert(!is_reading || sequence->draft.n_proposed == 0);
     }
+    engine->n_chunk = engine->options.chunk_tokens_max; /* what a drafter reads beside it is as much, or as little */
     if (n_reading > 0) {
         engine->n_chunk = firni_step_chunk_tokens(engine, depth);
         engine->stats.n_paced_steps += engine->n_chunk < engine->options.chunk_tokens_max;
