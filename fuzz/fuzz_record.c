@@ -45,7 +45,9 @@ static void decode(const uint8_t *bytes, size_t size)
             end = sections[i].offset + sections[i].n_bytes;
             assert(end <= record.record_bytes);
         }
-        (void)firni_record_verify_sections(&record, bytes);
+        if (record.plain_bytes == 0) {
+            (void)firni_record_verify_sections(&record, bytes);
+        }
         if (record.kind == FIRNI_RECORD_OBJECT) {
             decode_object(&record, bytes, size);
         }
