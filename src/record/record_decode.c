@@ -170,8 +170,9 @@ static firn_status decode_annex(const uint8_t *header, firni_record *out, firn_e
         memchr(out->ns_name, '\0', out->n_ns) != NULL) {
         return firni_fail(err, FIRN_ERR_CORRUPT, "a record's names do not fit its header");
     }
-    if (out->plain_bytes != 0 && (out->plain_bytes <= out->record_bytes || out->plain_bytes > FIRNI_RECORD_BYTES_MAX)) {
-        return firni_fail(err, FIRN_ERR_CORRUPT, "a packed record is not smaller than it was");
+    if (out->plain_bytes != 0 && (out->kind == FIRNI_RECORD_OBJECT || out->plain_bytes <= out->record_bytes ||
+                                  out->plain_bytes > FIRNI_RECORD_BYTES_MAX)) {
+        return firni_fail(err, FIRN_ERR_CORRUPT, "a record cannot be packed so");
     }
     return FIRN_OK;
 }
