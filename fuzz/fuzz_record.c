@@ -42,7 +42,7 @@ static void decode(const uint8_t *bytes, size_t size)
         uint64_t end = record.header_bytes;
         for (uint32_t i = 0; i < record.n_sections; i++) {
             assert(sections[i].offset >= end);
-            end = sections[i].offset + firni_section_stored(&sections[i]);
+            end = sections[i].offset + sections[i].n_bytes;
             assert(end <= record.record_bytes);
         }
         if (record.plain_bytes == 0) {

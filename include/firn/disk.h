@@ -26,6 +26,7 @@ typedef enum firn_durability {
     FIRN_DURABILITY_ALWAYS = 2 /* as batch, and the index is synced before store returns */
 } firn_durability;
 
+#define FIRN_DISK_KEY_BYTES  32u        /* of the key of an encrypted store */
 #define FIRN_DISK_NO_RESERVE UINT64_MAX /* as min_free_bytes: stores may fill the file system */
 
 typedef struct firn_disk_options {
@@ -46,11 +47,15 @@ typedef struct firn_disk_options {
     uint64_t stop_ns;            /* firn_tier_destroy waits no longer for I/O that does not return; 0: 5 seconds. Then
                                   * the tier is left behind with its threads, which is logged as an error, and env,
                                   * schema and pool stay in use until that I/O returns */
+    const uint8_t *key;          /* [FIRN_DISK_KEY_BYTES], uniformly random: the store is encrypted with it, which is
+                                  * decided when it is made. NULL: not. Copied, and needed no longer than the call */
 } firn_disk_options;
 
 /* Opens or creates a store. Start-up does not depend on the number of records. Errors: IO (message names the path and
  * what to do), BUSY (another process is the writer), FORMAT (the directory holds another version or something
- * foreign), INVALID. */
+ * foreign), KEY (it was made with another key, with one where none is given, or without; nothing stored was changed),
+ * INVALID. Without a schema an encrypted store is opened without its key, too: digests are then the stored ones, which
+ * are not those of any tokens. */
 firn_status firn_disk_open(const firn_disk_options *options, const firn_env *env, firn_tier **out, firn_error *err);
 
 typedef enum firn_disk_kind {
@@ -76,7 +81,8 @@ typedef struct firn_disk_record {
 /* Calls visit for each record, in no stated order, until it returns false. */
 firn_status firn_disk_visit(firn_tier *tier, bool (*visit)(void *ctx, const firn_disk_record *record), void *ctx,
                             firn_error *err);
-/* Reads and verifies every record; counts those that fail and quarantines them when this process is the writer. */
+/* Reads and verifies every record; counts those that fail and quarantines them when this process is the writer. KEY: the
+ * store is encrypted, and was opened without its key. */
 firn_status firn_disk_verify(firn_tier *tier, uint64_t *n_good, uint64_t *n_bad, firn_error *err);
 
 typedef struct firn_disk_demote_report {
@@ -92,6 +98,7 @@ firn_status firn_disk_demote(firn_tier *tier, firn_disk_demote_report *report, f
 
 typedef struct firn_disk_fsck_options {
     bool headers_only; /* believe what a record's header says of its sections: fast, and restores still verify them */
+    const uint8_t *key; /* as in firn_disk_options */
 } firn_disk_fsck_options;
 
 typedef struct firn_disk_fsck_report {
@@ -106,7 +113,8 @@ typedef struct firn_disk_fsck_report {
 /* Makes the index of a store anew from its segments alone: when it is lost, damaged or of another version. Afterwards
  * records count as used when they were written. No process may be using the directory. Nothing that is stored changes
  * before the end, and a run that is interrupted can be repeated. options may be NULL. Errors: BUSY, FORMAT (no store,
- * or records of another version: nothing was changed), IO, NO_MEMORY. */
+ * or records of another version: nothing was changed), KEY (records of another key than was given, or encrypted and plain
+ * ones: nothing was changed), IO, NO_MEMORY. */
 firn_status firn_disk_fsck(const char *dir, const firn_disk_fsck_options *options, const firn_env *env,
                            firn_disk_fsck_report *out, firn_error *err);
 /* What is to go: all that every member which is not zero applies to. */
@@ -126,7 +134,8 @@ typedef struct firn_disk_prune_report {
 
 /* Removes what the options choose, the lowest priority and the oldest first; never a record that another depends on,
  * one of a namespace below included, nor one that a reader was promised. For the writer; works without a schema.
- * Errors: STATE (opened for reading), INVALID, IO, NO_MEMORY; what went before a failure is gone. */
+ * Errors: STATE (opened for reading), KEY (encrypted and opened without its key: then only `wipe` works), INVALID, IO,
+ * NO_MEMORY; what went before a failure is gone. */
 firn_status firn_disk_prune(firn_tier *tier, const firn_disk_prune_options *options, firn_disk_prune_report *report,
                             firn_error *err);
 /* Asserts that index, segments and byte accounting agree. For tests; stores wait meanwhile. */

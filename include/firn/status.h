@@ -32,7 +32,8 @@ typedef enum firn_status {
     FIRN_ERR_NOT_FOUND = 40011,   /* the named thing does not exist */
     FIRN_ERR_BUSY = 40012,        /* another process or a full queue is in the way; may be tried again */
     FIRN_ERR_CANCELLED = 40013,   /* the caller asked for it to stop */
-    FIRN_ERR_DEADLINE = 40014     /* the operation did not finish within its bound */
+    FIRN_ERR_DEADLINE = 40014,    /* the operation did not finish within its bound */
+    FIRN_ERR_KEY = 40015          /* stored with another encryption key, or with one where none was given, or without */
 } firn_status;
 
 /* Caller-owned detail of a failed call. Untouched on success. message is NUL-terminated UTF-8, one sentence that says
@@ -68,6 +69,7 @@ typedef enum firn_reason {
     FIRN_REASON_CANCELLED = 19,     /* nobody wanted it any more before it was there */
     FIRN_REASON_PINNED = 20,        /* what would have to make room is pinned */
     FIRN_REASON_PRIORITY = 21,      /* what would have to make room has a higher priority */
+    FIRN_REASON_WRONG_KEY = 22,     /* the directory is encrypted with another key than was given, or one was not */
     FIRN_REASON_COUNT               /* number of reasons; not a reason */
 } firn_reason;
 

@@ -25,6 +25,7 @@ const char *firn_status_name(firn_status status)
     case FIRN_ERR_BUSY: return "busy";
     case FIRN_ERR_CANCELLED: return "cancelled";
     case FIRN_ERR_DEADLINE: return "deadline";
+    case FIRN_ERR_KEY: return "key";
     }
     return "unknown";
 }
@@ -54,6 +55,7 @@ const char *firn_reason_name(firn_reason reason)
         [FIRN_REASON_CANCELLED] = "cancelled",
         [FIRN_REASON_PINNED] = "pinned",
         [FIRN_REASON_PRIORITY] = "priority",
+        [FIRN_REASON_WRONG_KEY] = "wrong_key",
     };
     const unsigned index = (unsigned)reason;
     return index < FIRN_REASON_COUNT && names[index] != NULL ? names[index] : "unknown";

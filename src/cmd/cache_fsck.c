@@ -4,13 +4,22 @@
 #include <inttypes.h>
 #include <stdio.h>
 
+#include "cmd/cache_key.h"
 #include "cmd/cache_view.h"
 
 static int fsck(firni_cache_view *view, void *ctx)
 {
     firn_disk_fsck_report report;
     firn_error err = { 0 };
-    if (firn_disk_fsck(view->dir, ctx, view->env, &report, &err) != FIRN_OK) {
+    firni_cache_key key;
+    if (firni_cache_key_read(view->key_file, &key, &err) != FIRN_OK) {
+        return firni_cmd_fail(view->self, "%s", err.message);
+    }
+    firn_disk_fsck_options options = *(const firn_disk_fsck_options *)ctx;
+    options.key = firni_cache_key_bytes(&key);
+    const firn_status status = firn_disk_fsck(view->dir, &options, view->env, &report, &err);
+    firni_cache_key_forget(&key);
+    if (status != FIRN_OK) {
         return firni_cmd_fail(view->self, "%s", err.message);
     }
     if (view->json) {

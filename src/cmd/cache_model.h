@@ -28,6 +28,8 @@ typedef struct firni_cache_model {
     FIRNI_KV_FLAGS((m).options.kv, (m).options.kv_group, (m).options.kv_delay_tokens),                                 \
     { .name = "cache-dir", .kind = FIRNI_FLAG_STRING, .target = &(m).options.cache_dir, .value_name = "DIR",           \
       .help = "the directory (default: the one that serve and run use)" },                                             \
+    { .name = "cache-key-file", .kind = FIRNI_FLAG_STRING, .target = &(m).options.cache_key_file,                      \
+      .value_name = "FILE", .help = "the key of an encrypted one (default: $FIRN_CACHE_KEY)" },                        \
     { .name = "ttl", .kind = FIRNI_FLAG_SECONDS, .target = &(m).options.ttl_ns, .value_name = "TIME",                  \
       .help = "what serve is given: older state is not used (0: no limit)" },                                          \
     { .name = "namespace", .kind = FIRNI_FLAG_STRING, .target = &(m).ns, .value_name = "NS",                           \

@@ -9,6 +9,7 @@
 #include <time.h>
 
 #include "base/base_impl.h"
+#include "cmd/cache_key.h"
 #include "cmd/cache_listing.h"
 #include "cmd/cache_view.h"
 #include "cmd/stack_draft.h"
@@ -55,12 +56,19 @@ static int with_store(firni_cache_view *view, void *ctx)
     const store_visit *visit = ctx;
     firn_error err = { 0 };
     /* A writer enforces its budget when it opens: what goes is for the subcommand to say. */
+    firni_cache_key key;
+    if (firni_cache_key_read(view->key_file, &key, &err) != FIRN_OK) {
+        return firni_cmd_fail(view->self, "%s", err.message);
+    }
     const firn_disk_options options = {
         .dir = view->dir,
+        .key = firni_cache_key_bytes(&key),
         .read_only = !view->writes,
         .budget_bytes = view->writes ? WRITER_BUDGET_BYTES : view->budget_bytes,
     };
-    if (firn_disk_open(&options, view->env, &view->tier, &err) != FIRN_OK) {
+    const firn_status opened = firn_disk_open(&options, view->env, &view->tier, &err);
+    firni_cache_key_forget(&key);
+    if (opened != FIRN_OK) {
         return firni_cmd_fail(view->self, "%s", err.message);
     }
     const int status = visit->act(view, visit->ctx);

@@ -20,6 +20,7 @@ typedef struct firni_cache_view {
     const firni_command *self;
     const firn_env *env;
     const char *dir;          /* of the open store: the cache directory, or the drafter's in it; NULL: the default */
+    const char *key_file;     /* NULL: the key of the environment, if any */
     uint64_t budget_bytes;
     bool json;
     bool writes;              /* opens as the writer */
@@ -31,6 +32,8 @@ typedef struct firni_cache_view {
 #define FIRNI_CACHE_FLAGS(v)                                                                                           \
     { .name = "cache-dir", .kind = FIRNI_FLAG_STRING, .target = &(v).dir, .value_name = "DIR",                         \
       .help = "the directory (default: the one that serve and run use)" },                                             \
+    { .name = "cache-key-file", .kind = FIRNI_FLAG_STRING, .target = &(v).key_file, .value_name = "FILE",              \
+      .help = "the key of an encrypted one (default: $FIRN_CACHE_KEY)" },                                              \
     { .name = "disk-budget", .kind = FIRNI_FLAG_BYTES, .target = &(v).budget_bytes, .value_name = "BYTES",             \
       .help = "budget to compare with: what serve is given (0: 16G)" },                                                \
     { .name = "json", .kind = FIRNI_FLAG_BOOL, .target = &(v).json, .help = "print JSON" }

@@ -44,6 +44,8 @@ static const firni_reason_text texts[FIRN_REASON_COUNT] = {
     [FIRN_REASON_PINNED] = { "what would have to make room is pinned", "unpin something, or raise the budget" },
     [FIRN_REASON_PRIORITY] = { "what would have to make room has a higher priority",
                                "raise the request's priority, or the budget" },
+    [FIRN_REASON_WRONG_KEY] = { "the cache directory was made with another key, with one, or without",
+                                "give it its own key with --cache-key-file, or use another directory" },
 };
 
 firni_reason_text firni_reason_explain(firn_reason reason)

@@ -11,6 +11,7 @@
 
 #include "base/base_impl.h"
 #include "base/bounded.h"
+#include "cmd/cache_key.h"
 #include "cmd/stack_draft.h"
 
 #define DISK_BUDGET_DEFAULT_BYTES (UINT64_C(16) << 30)
@@ -139,6 +140,53 @@ static firn_status open_model(firni_stack *stack, const firni_stack_options *opt
     return opened == FIRN_OK ? firni_stack_open_drafter(stack, options, &model_options, err) : opened;
 }
 
+/* The directory is known, and so is its key. */
+static firn_status open_disk_with(firni_stack *stack, const firni_stack_options *options, const uint8_t *key,
+                                  firn_error *err)
+{
+    firn_disk_options disk_options = {
+        .dir = stack->cache_dir,
+        .schema = firn_model_schema(stack->model),
+        .pool = stack->pool,
+        .budget_bytes = firni_stack_model_disk_budget(stack),
+        .durability = durability_of(options->durability),
+        .ttl_ns = options->ttl_ns,
+        .demote_idle_ns = options->demote_idle_ns,
+        .min_free_bytes = options->disk_min_free_bytes,
+        .read_only = options->disk_read_only,
+        .key = key,
+    };
+    firn_error disk_err = { 0 };
+    firn_status status = firn_disk_open(&disk_options, stack->env, &stack->tier, &disk_err);
+    if (status == FIRN_ERR_BUSY && options->disk_share) {
+        disk_options.read_only = true;
+        status = firn_disk_open(&disk_options, stack->env, &stack->tier, &disk_err);
+        if (status == FIRN_OK) {
+            stack->disk_state = FIRN_REASON_READ_ONLY;
+            (void)snprintf(stack->disk_message, sizeof stack->disk_message,
+                           "another process is writing %.300s; its state is read, nothing is stored", stack->cache_dir);
+        }
+    }
+    switch (status) {
+    case FIRN_OK: firni_stack_open_draft_disk(stack, &disk_options); return FIRN_OK;
+    case FIRN_ERR_CORRUPT:
+    case FIRN_ERR_KEY:
+    case FIRN_ERR_IO:
+        stack->disk_state = status == FIRN_ERR_CORRUPT ? FIRN_REASON_CORRUPT
+                            : status == FIRN_ERR_KEY   ? FIRN_REASON_WRONG_KEY
+                                                       : reason_of_errno(disk_err.os_error);
+        (void)snprintf(stack->disk_message, sizeof stack->disk_message, "%s", disk_err.message);
+        return FIRN_OK;
+    case FIRN_ERR_BUSY:
+        return firni_fail(err, status, "the cache directory %.200s is in use by another firn; choose another with "
+                          "--cache-dir DIR, or keep state in RAM with --no-disk", stack->cache_dir);
+    case FIRN_ERR_FORMAT:
+        return firni_fail(err, status, "%.250s (choose another directory with --cache-dir DIR, or --no-disk)",
+                          disk_err.message);
+    default: return firni_fail(err, status, "%.390s", disk_err.message);
+    }
+}
+
 /* Opens the disk tier, or says in disk_state why there is none. Fails only for what the user has to decide. */
 static firn_status open_disk(firni_stack *stack, const firni_stack_options *options, firn_error *err)
 {
@@ -155,45 +203,18 @@ static firn_status open_disk(firni_stack *stack, const firni_stack_options *opti
                        "neither XDG_CACHE_HOME nor HOME is set; name a directory with --cache-dir");
         return FIRN_OK;
     }
-    make_parents(stack->env, stack->cache_dir);
-    firn_disk_options disk_options = {
-        .dir = stack->cache_dir,
-        .schema = firn_model_schema(stack->model),
-        .pool = stack->pool,
-        .budget_bytes = firni_stack_model_disk_budget(stack),
-        .durability = durability_of(options->durability),
-        .ttl_ns = options->ttl_ns,
-        .demote_idle_ns = options->demote_idle_ns,
-        .min_free_bytes = options->disk_min_free_bytes,
-        .read_only = options->disk_read_only,
-    };
-    firn_error disk_err = { 0 };
-    firn_status status = firn_disk_open(&disk_options, stack->env, &stack->tier, &disk_err);
-    if (status == FIRN_ERR_BUSY && options->disk_share) {
-        disk_options.read_only = true;
-        status = firn_disk_open(&disk_options, stack->env, &stack->tier, &disk_err);
-        if (status == FIRN_OK) {
-            stack->disk_state = FIRN_REASON_READ_ONLY;
-            (void)snprintf(stack->disk_message, sizeof stack->disk_message,
-                           "another process is writing %.300s; its state is read, nothing is stored", stack->cache_dir);
-        }
-    }
-    switch (status) {
-    case FIRN_OK: firni_stack_open_draft_disk(stack, &disk_options); return FIRN_OK;
-    case FIRN_ERR_CORRUPT:
-    case FIRN_ERR_IO:
-        stack->disk_state =
-            status == FIRN_ERR_CORRUPT ? FIRN_REASON_CORRUPT : reason_of_errno(disk_err.os_error);
-        (void)snprintf(stack->disk_message, sizeof stack->disk_message, "%s", disk_err.message);
+    firni_cache_key key;
+    firn_error key_err = { 0 };
+    if (firni_cache_key_read(options->cache_key_file, &key, &key_err) != FIRN_OK) {
+        /* A key that is lost costs what was stored, not the service. */
+        stack->disk_state = FIRN_REASON_WRONG_KEY;
+        (void)snprintf(stack->disk_message, sizeof stack->disk_message, "%s", key_err.message);
         return FIRN_OK;
-    case FIRN_ERR_BUSY:
-        return firni_fail(err, status, "the cache directory %.200s is in use by another firn; choose another with "
-                          "--cache-dir DIR, or keep state in RAM with --no-disk", stack->cache_dir);
-    case FIRN_ERR_FORMAT:
-        return firni_fail(err, status, "%.250s (choose another directory with --cache-dir DIR, or --no-disk)",
-                          disk_err.message);
-    default: return firni_fail(err, status, "%.390s", disk_err.message);
     }
+    make_parents(stack->env, stack->cache_dir);
+    const firn_status status = open_disk_with(stack, options, firni_cache_key_bytes(&key), err);
+    firni_cache_key_forget(&key);
+    return status;
 }
 
 /* The last part: it starts the thread that owns the others. */

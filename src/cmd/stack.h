@@ -35,6 +35,7 @@ typedef struct firni_stack_options {
     uint64_t ram_budget_bytes;   /* 0: a quarter of the memory this process may use */
     uint64_t disk_budget_bytes;  /* 0: 16 GiB */
     const char *cache_dir;       /* NULL: $XDG_CACHE_HOME/firn, or ~/.cache/firn */
+    const char *cache_key_file;  /* the key of an encrypted cache_dir; NULL: that of the environment, if any */
     bool no_disk;                /* no disk tier */
     const char *durability;      /* "none", "batch" or "always"; NULL: "batch" */
     uint64_t ttl_ns;             /* 0: no limit */
@@ -85,6 +86,8 @@ typedef struct firni_stack_options {
       .help = "most bytes on disk, e.g. 64G (0: 16G)" },                                                               \
     { .name = "cache-dir", .kind = FIRNI_FLAG_STRING, .target = &(o).cache_dir, .value_name = "DIR",                   \
       .help = "where state is kept across restarts (default: $XDG_CACHE_HOME/firn or ~/.cache/firn)" },                \
+    { .name = "cache-key-file", .kind = FIRNI_FLAG_STRING, .target = &(o).cache_key_file, .value_name = "FILE",        \
+      .help = "encrypt the cache with this key: 32 bytes or 64 hexadecimal digits (default: $FIRN_CACHE_KEY)" },       \
     { .name = "no-disk", .kind = FIRNI_FLAG_BOOL, .target = &(o).no_disk, .help = "keep state in RAM only" },          \
     { .name = "durability", .kind = FIRNI_FLAG_STRING, .target = &(o).durability, .value_name = "WHEN",                \
       .help = "when stored state is synced: none, batch, always (default: batch)", .choices = "none|batch|always" },   \

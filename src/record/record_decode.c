@@ -21,7 +21,7 @@ firn_status firni_record_peek(const uint8_t fixed[FIRNI_RECORD_FIXED_BYTES], uin
     if (memcmp(fixed, magic, sizeof magic) != 0) {
         return firni_fail(err, FIRN_ERR_CORRUPT, "no record begins here");
     }
-    const uint32_t version = firni_get_u32(fixed + 24);
+    const uint32_t version = firni_get_u32(fixed + 24) & ~FIRNI_RECORD_SEALED; /* both forms have the same sizes */
     if (version != FIRNI_RECORD_VERSION) {
         return firni_fail(err, FIRN_ERR_FORMAT, "a record of version %u; this build reads version %u", version,
                           FIRNI_RECORD_VERSION);
@@ -170,9 +170,8 @@ static firn_status decode_annex(const uint8_t *header, firni_record *out, firn_e
         memchr(out->ns_name, '\0', out->n_ns) != NULL) {
         return firni_fail(err, FIRN_ERR_CORRUPT, "a record's names do not fit its header");
     }
-    if (out->plain_bytes != 0 && (out->kind == FIRNI_RECORD_OBJECT || out->plain_bytes <= out->record_bytes ||
-                                  out->plain_bytes > FIRNI_RECORD_BYTES_MAX)) {
-        return firni_fail(err, FIRN_ERR_CORRUPT, "a record cannot be packed so");
+    if (out->plain_bytes != 0 && (out->plain_bytes <= out->record_bytes || out->plain_bytes > FIRNI_RECORD_BYTES_MAX)) {
+        return firni_fail(err, FIRN_ERR_CORRUPT, "a packed record is not smaller than it was");
     }
     return FIRN_OK;
 }

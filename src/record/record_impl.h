@@ -83,8 +83,10 @@
 
 #include "firn/identity.h"
 #include "firn/tier.h"
+#include "record/crypt_impl.h"
 
 #define FIRNI_RECORD_VERSION          1u
+#define FIRNI_RECORD_SEALED           0x10000u          /* in the version: the record is encrypted (record_seal.c) */
 #define FIRNI_RECORD_ALIGN            4096u
 #define FIRNI_RECORD_FIXED_BYTES      448u
 #define FIRNI_SECTION_BYTES           64u
@@ -287,6 +289,45 @@ bool firni_form_matches(const firni_plan_form *form, const firni_record *record)
 void firni_form_checksum(const firni_plan_form *form, uint32_t image, const uint8_t *bytes, firni_section *sections);
 /* Compares them, and zeroes what no section covers. False: some section differs. */
 bool firni_form_verify(const firni_plan_form *form, uint32_t image, uint8_t *bytes, const firni_section *sections);
+
+/* ---- encrypted records (record_seal.c) --------------------------------------------------------------------------- */
+
+/* What one record is written with; drawn anew for each. */
+typedef struct firni_record_seal {
+    uint8_t salt[FIRNI_CRYPT_SALT_BYTES];
+    firni_crypt_key key;
+} firni_record_seal;
+
+bool firni_record_is_sealed(const uint8_t fixed[FIRNI_RECORD_FIXED_BYTES]);
+/* Whether a record is one of this store: sealed with this key or, without one (crypt NULL), plain. */
+bool firni_record_is_of_key(const uint8_t fixed[FIRNI_RECORD_FIXED_BYTES], const firni_crypt *crypt);
+/* Errors of these: NO_MEMORY, IO (no random numbers). Keys are to be wiped with firni_crypt_forget. */
+firn_status firni_record_seal_begin(const firni_crypt *crypt, firni_record_seal *seal);
+/* Seals an encoded header in place. */
+firn_status firni_record_seal_header(const firni_crypt *crypt, const firni_record_seal *seal, uint8_t *header);
+/* Seals one section; the tag takes the place of its checksum. in and out may be the same. */
+firn_status firni_record_seal_section(const firni_crypt *crypt, const firni_crypt_key *key, uint32_t index,
+                                      const uint8_t *in, size_t n_bytes, uint8_t *out, firni_checksum *tag);
+firn_status firni_record_open_section(const firni_crypt *crypt, const firni_crypt_key *key, uint32_t index,
+                                      uint8_t *bytes, size_t n_bytes, firni_checksum tag);
+/* All sections of a record in memory, in place. */
+firn_status firni_record_seal_sections(const firni_crypt *crypt, const firni_crypt_key *key, uint32_t n_sections,
+                                       firni_section *sections, uint8_t *record_start);
+/* The next four read what may be sealed, with crypt NULL what must be plain. They open in place; after CORRUPT or
+ * NO_MEMORY the bytes are of no use. */
+firn_status firni_record_open_header(const firni_crypt *crypt, uint8_t *header, size_t n_bytes, firni_crypt_key *key);
+firn_status firni_record_open_sections(const firni_crypt *crypt, const firni_crypt_key *key,
+                                       const firni_record *record, uint8_t *record_start);
+/* The same of a record that may be packed. What is encrypted is verified as it is stored, and not unpacked. */
+firn_status firni_record_open_packed(firni_coder *coder, const firni_crypt *crypt, const firni_crypt_key *key,
+                                     const firni_record *record, uint8_t *record_start);
+firn_status firni_form_open(const firni_plan_form *form, uint32_t image, const firni_crypt *crypt,
+                            const firni_crypt_key *key, uint8_t *bytes, const firni_section *sections);
+/* Zeroes what no section covers of an image in memory. */
+void firni_form_zero_gaps(const firni_plan_form *form, uint32_t image, uint8_t *bytes);
+/* Seals an image into out, as large as it is, and fills in the tags of its sections. */
+firn_status firni_form_seal(const firni_plan_form *form, uint32_t image, const firni_crypt *crypt,
+                            const firni_crypt_key *key, const uint8_t *bytes, uint8_t *out, firni_section *sections);
 
 /* ---- attachments (attachment.c) ---------------------------------------------------------------------------------- */
 

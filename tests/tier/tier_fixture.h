@@ -295,6 +295,10 @@ static inline void fixture_random_tokens(test_rng *rng, firn_token *tokens, uint
     }
 }
 
+/* Keys of encrypted stores. */
+static const uint8_t fixture_key[FIRN_DISK_KEY_BYTES] = { 7, 1, 4, 9, 2, 200, 131, 77 };
+static const uint8_t fixture_other_key[FIRN_DISK_KEY_BYTES] = { 7, 1, 4, 9, 2, 200, 131, 78 };
+
 static inline firn_tier *fixture_open(const fixture *fix, const char *dir, const firn_disk_options *more)
 {
     firn_disk_options options = more != NULL ? *more : (firn_disk_options){ 0 };

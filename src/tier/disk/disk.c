@@ -111,7 +111,9 @@ static firn_status attach(firni_disk *disk, bool create, firn_error *err)
                                            .read_only = disk->options.read_only,
                                            .buffered = disk->options.buffered,
                                            .sync_always = disk->options.durability == FIRN_DURABILITY_ALWAYS,
-                                           .budget_bytes = disk->options.budget_bytes };
+                                           .budget_bytes = disk->options.budget_bytes,
+                                           .unlock = { .crypt = disk->crypt,
+                                                       .may_be_locked = disk->options.schema == NULL } };
     firni_volume *volume = NULL;
     uint64_t last_stamp = 0;
     const firn_status status = firni_volume_open(&options, disk->env, &volume, &last_stamp, err);
@@ -123,6 +125,7 @@ static firn_status attach(firni_disk *disk, bool create, firn_error *err)
     volume->generation = ++disk->generation;
     disk->stamp_last = last_stamp > disk->stamp_last ? last_stamp : disk->stamp_last;
     disk->n_suspects = 0; /* they were of another generation */
+    disk->is_locked = volume->index.is_locked;
     firni_memo_forget_all_locked(disk);
     disk->volume = volume;
     pthread_mutex_unlock(&disk->mutex);
@@ -154,6 +157,8 @@ static bool try_attach(firni_disk *disk)
             disk->stats.state = FIRN_REASON_READ_ONLY; /* another process was faster */
         } else if (status == FIRN_ERR_CORRUPT) {
             disk->stats.state = FIRN_REASON_CORRUPT; /* the index: until it has been made anew */
+        } else if (status == FIRN_ERR_KEY) {
+            disk->stats.state = FIRN_REASON_WRONG_KEY; /* another store has taken the name */
         } else if (err.os_error != 0) {
             disk->stats.state = firni_disk_reason_of(err.os_error);
         }
@@ -352,6 +357,7 @@ static void destroy_now(void *ctx)
     assert(disk->handles == NULL); /* all handles were released before */
     firni_memo_forget_all_locked(disk); /* nobody else is here any more */
     firni_volume_close(disk->volume);
+    firni_crypt_destroy(disk->crypt);
     firni_plan_deinit(&disk->plan);
     firni_families_deinit(&disk->families);
     for (uint32_t i = 0; i < disk->n_shapes; i++) {
@@ -480,10 +486,14 @@ firn_status firn_disk_open(const firn_disk_options *options, const firn_env *env
     (void)pthread_cond_init(&disk->left, NULL);
     disk->dir = firni_strdup(env, options->dir);
     disk->options.dir = disk->dir;
+    disk->options.key = NULL; /* the caller's */
     if (disk->dir == NULL) {
         status = firni_fail(err, FIRN_ERR_NO_MEMORY, "no memory for a disk tier");
     } else if (options->schema != NULL) {
         status = learn_schema(disk, err);
+    }
+    if (status == FIRN_OK && options->key != NULL) {
+        status = firni_crypt_create(options->key, env, &disk->crypt, err);
     }
     if (status == FIRN_OK) {
         status = attach(disk, !options->read_only, err);

@@ -208,17 +208,48 @@ static firni_code read_plain(demote_step *step, const firni_place *place)
 static firni_code decode_plain(demote_step *step, const candidate *one, firni_section *sections, uint32_t n_sections,
                                firni_record *record)
 {
+    const firni_crypt *crypt = step->disk->crypt;
     const firni_place *place = &one->entry.place;
     const firn_digest parent = firni_key_parent(&one->key);
-    if (firni_record_decode(step->plain, (size_t)place->n_bytes, place->n_bytes, sections, n_sections, record, NULL) !=
-            FIRN_OK ||
-        record->record_bytes != place->n_bytes || record->plain_bytes != 0 || record->kind != one->entry.kind ||
-        record->segment != place->segment || record->offset != place->offset ||
-        !firni_digest_equal(&record->digest, &one->entry.digest) || !firni_digest_equal(&record->parent, &parent) ||
-        firni_record_verify_sections(record, step->plain) != record->n_sections) {
-        return FIRNI_CODE_CORRUPT;
+    firni_crypt_key key;
+    firn_status status = firni_record_open_header(crypt, step->plain, (size_t)place->n_bytes, &key);
+    if (status == FIRN_OK) {
+        status = firni_record_decode(step->plain, (size_t)place->n_bytes, place->n_bytes, sections, n_sections, record,
+                                     NULL);
     }
-    return 0;
+    if (status == FIRN_OK &&
+        (record->record_bytes != place->n_bytes || record->plain_bytes != 0 || record->kind != one->entry.kind ||
+         record->segment != place->segment || record->offset != place->offset ||
+         !firni_digest_equal(&record->digest, &one->entry.digest) || !firni_digest_equal(&record->parent, &parent))) {
+        status = FIRN_ERR_CORRUPT;
+    }
+    if (status == FIRN_OK) {
+        status = firni_record_open_sections(crypt, &key, record, step->plain);
+    }
+    firni_crypt_forget(&key, sizeof key);
+    return firni_code_of_record(status);
+}
+
+/* In an encrypted store what is packed is sealed then, with a key that was drawn for this write. record->sections are
+ * those of the packed record, and get their tags. */
+static firni_code seal_packed(const demote_step *step, firni_record *record)
+{
+    const firni_crypt *crypt = step->disk->crypt;
+    firni_record_seal seal;
+    firn_status status = crypt != NULL ? firni_record_seal_begin(crypt, &seal) : FIRN_OK;
+    if (crypt != NULL && status == FIRN_OK) {
+        status = firni_record_seal_sections(crypt, &seal.key, record->n_sections, record->sections, step->packed);
+    }
+    if (status == FIRN_OK) {
+        firni_record_encode(record, step->packed);
+    }
+    if (crypt != NULL && status == FIRN_OK) {
+        status = firni_record_seal_header(crypt, &seal, step->packed);
+    }
+    if (crypt != NULL) {
+        firni_crypt_forget(&seal, sizeof seal);
+    }
+    return status == FIRN_OK ? 0 : status == FIRN_ERR_NO_MEMORY ? ENOMEM : EIO;
 }
 
 /* Appends the packed record, which lies in step->packed behind the room for its header. */
@@ -235,8 +266,11 @@ static firni_code append(demote_step *step, candidate *one, firni_record *record
                                        .offset = record->offset,
                                        .n_bytes = record->record_bytes };
     one->packed.plain_bytes = record->plain_bytes;
+    code = seal_packed(step, record);
+    if (code != 0) {
+        return code;
+    }
     one->is_written = true;
-    firni_record_encode(record, step->packed);
     const struct iovec iov = { .iov_base = step->packed, .iov_len = (size_t)record->record_bytes };
     uint64_t offset = 0;
     code = firni_segment_append(&volume->segments, volume->segment_id, &iov, 1, record->record_bytes, &offset);
@@ -474,6 +508,9 @@ firn_status firn_disk_demote(firn_tier *tier, firn_disk_demote_report *report, f
     if (disk->options.read_only || disk->options.demote_idle_ns == 0) {
         return firni_fail(err, FIRN_ERR_STATE, "%s was opened %s", disk->dir,
                           disk->options.read_only ? "for reading only" : "without a time after which records are idle");
+    }
+    if (disk->is_locked) {
+        return firni_fail(err, FIRN_ERR_KEY, "%s is encrypted; its records are packed with its key alone", disk->dir);
     }
     firn_reason reason;
     firni_volume *volume = firni_disk_enter(disk, true, &reason);

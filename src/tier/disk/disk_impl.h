@@ -11,6 +11,7 @@
  *      index_rank.c    LMDB: the order in which entries go                       disk_pin.c      pinned by name
  *      index_link.c    LMDB: namespaces above namespaces                         disk_keep.c     sessions, lists, forgetting
  *      index_keep.c    LMDB: what is kept by name                                disk_named.c    objects by key
+ *      index_seal.c    what of it is encrypted
  *      disk_prune.c    what is chosen to go
  *      disk_inspect.c  visit and verify                                          disk_store.c    what is new -> named
  *      disk_check.c    the books, audited                                        disk_write.c    records -> files
@@ -38,6 +39,7 @@
 #ifndef FIRNI_DISK_IMPL_H
 #define FIRNI_DISK_IMPL_H
 
+#include <errno.h>
 #include <lmdb.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -159,6 +161,8 @@ typedef struct firni_rank {
 
 typedef struct firni_index {
     MDB_env *env;
+    const firni_crypt *crypt;    /* the store is encrypted; NULL: it is not, or is_locked */
+    bool is_locked;              /* it is encrypted and this is without its key: see index_seal.c */
     MDB_dbi meta, records, objects, checkpoints, recency, segments, holes, roots, identities, texts;
     MDB_dbi ranked, links, pins, sessions, keys;
 } firni_index;
@@ -174,9 +178,16 @@ typedef enum firni_index_use {
     FIRNI_INDEX_REBUILD  /* empty, and not complete before firni_index_complete is committed */
 } firni_index_use;
 
-/* Errors: CORRUPT (damaged, incomplete or of another version: the message names the command that helps), IO. */
+/* Which key a store must have been made with. */
+typedef struct firni_unlock {
+    const firni_crypt *crypt; /* borrowed while the index is open; NULL: none */
+    bool may_be_locked;       /* without a key, an encrypted store may be looked at as far as that goes */
+} firni_unlock;
+
+/* Errors: CORRUPT (damaged, incomplete or of another version: the message names the command that helps), KEY (made
+ * with another key, with one or without; nothing was changed), IO. */
 firn_status firni_index_open(firni_index *index, const char *dir, firni_index_use use, uint64_t budget_bytes,
-                             firn_error *err);
+                             const firni_unlock *unlock, firn_error *err);
 /* Whether the index is a file that was never finished: a power failure while it was made. */
 bool firni_index_is_torn(const char *dir);
 /* With this transaction an index that is being rebuilt becomes one. */
@@ -203,6 +214,19 @@ firni_key firni_key_make(firni_which which, const firn_digest *parent, const fir
 uint32_t firni_key_tokens(const firni_key *key, firn_token tokens[FIRN_BLOCK_TOKENS]); /* returns their number */
 firn_digest firni_key_parent(const firni_key *key);
 bool firni_key_decode(firni_which which, const void *bytes, size_t n_bytes, firni_key *out); /* false: not a key */
+
+/* index_seal.c: between memory and LMDB. In a store that is not encrypted these copy. Errors: ENOMEM, MDB_CORRUPTED. */
+firni_code firni_index_seal_digest(const firni_index *index, const firn_digest *digest, uint8_t out[FIRN_DIGEST_BYTES]);
+firni_code firni_index_open_digest(const firni_index *index, const uint8_t bytes[FIRN_DIGEST_BYTES], firn_digest *out);
+firni_code firni_index_seal_key(const firni_index *index, const firni_key *key, firni_key *out);
+firni_code firni_index_open_key(const firni_index *index, firni_which which, const void *bytes, size_t n_bytes,
+                                firni_key *out);
+firni_code firni_index_open_entry(const firni_index *index, const MDB_val *value, firni_entry *out);
+size_t firni_index_row_surplus(const firni_index *index); /* bytes that a sealed row is longer by */
+firni_code firni_index_seal_row(const firni_index *index, const uint8_t key[FIRN_DIGEST_BYTES], uint8_t *row,
+                                size_t n_clear, size_t n_secret);
+firni_code firni_index_open_row(const firni_index *index, const uint8_t key[FIRN_DIGEST_BYTES], const uint8_t *row,
+                                size_t n_clear, size_t n_secret, uint8_t *out);
 
 firni_code firni_index_get(const firni_index *index, MDB_txn *txn, const firni_key *key, firni_entry *out);
 /* Adds an entry that is not there: recency, namespace, identity and segment counts follow. */
@@ -270,14 +294,19 @@ firni_code firni_index_has_dependants(const firni_index *index, MDB_txn *txn, co
 
 typedef enum firni_kept_table { FIRNI_PINS, FIRNI_SESSIONS, FIRNI_KEYS } firni_kept_table;
 
-/* A row of what is kept by name. Of a row that was read, all pointers are borrowed from the transaction. */
+/* A row of what is kept by name. Of a row that was read, all pointers are borrowed from the transaction and from
+ * `opened`, which firni_kept_release frees. Of a locked index it has neither name nor tokens. */
 typedef struct firni_kept {
     uint64_t until_wall_ns; /* 0: not pinned */
     uint64_t used_wall_ns;
     const char *ns, *name;  /* NUL-terminated */
     const uint8_t *tokens;  /* u32 each, little-endian */
     uint32_t n_tokens;
+    uint8_t *opened;        /* name and tokens of a sealed row; else NULL */
+    size_t n_opened;
 } firni_kept;
+
+void firni_kept_release(const firn_env *env, firni_kept *row); /* accepts a zeroed row */
 
 /* The key of a row: pins are named for a whole model, the others for a namespace. */
 firn_digest firni_kept_key(firni_kept_table table, const firn_digest *identity, const char *ns, const char *name);
@@ -285,11 +314,11 @@ uint64_t firni_kept_bytes(const firni_kept *row);
 firni_code firni_index_put_kept(const firni_index *index, MDB_txn *txn, firni_kept_table table,
                                 const firn_digest *identity, const firni_kept *row);
 firni_code firni_index_get_kept(const firni_index *index, MDB_txn *txn, firni_kept_table table, const firn_digest *key,
-                                firni_kept *out);
+                                const firn_env *env, firni_kept *out);
 firni_code firni_index_del_kept(const firni_index *index, MDB_txn *txn, firni_kept_table table, const firn_digest *key);
 /* The next row of this identity behind *key (zeroed: the first). */
 firni_code firni_index_next_kept(const firni_index *index, MDB_txn *txn, firni_kept_table table,
-                                 const firn_digest *identity, firn_digest *key, firni_kept *out);
+                                 const firn_digest *identity, const firn_env *env, firn_digest *key, firni_kept *out);
 
 /* ---- volume.c ---------------------------------------------------------------------------------------------------- */
 
@@ -329,13 +358,15 @@ typedef struct firni_volume_options {
     bool sync_always;            /* each commit of the index survives a power failure */
     bool without_index;          /* for a rebuild: the index is neither opened nor touched, no segment is changed */
     uint64_t budget_bytes;
+    firni_unlock unlock;
 } firni_volume_options;
 
 firn_status firni_volume_open(const firni_volume_options *options, const firn_env *env, firni_volume **out,
                               uint64_t *last_stamp, firn_error *err);
 void firni_volume_close(firni_volume *volume); /* accepts NULL */
 /* After opening without an index: removes what is left of the old one and opens an empty one. */
-firn_status firni_volume_new_index(firni_volume *volume, uint64_t budget_bytes, firn_error *err);
+firn_status firni_volume_new_index(firni_volume *volume, uint64_t budget_bytes, const firni_crypt *crypt,
+                                   firn_error *err);
 /* Whether the directory still is the one that was attached: 0, ENOENT, or another errno. */
 firni_code firni_volume_check(const firni_volume *volume, bool by_path);
 uint64_t firni_volume_physical_bytes(firni_volume *volume);
@@ -417,6 +448,8 @@ struct firni_disk {
     const firn_env *env;
     char *dir;
     firn_disk_options options;   /* defaults filled in; dir is the copy above */
+    firni_crypt *crypt;          /* NULL: without a key */
+    bool is_locked;              /* an encrypted store that is inspected without its key */
     firni_plan plan;             /* zeroed without a schema, as the next three */
     firni_families families;
     firn_cache **shapes;         /* an empty cache of each layer; constant after open */
@@ -562,6 +595,12 @@ firni_code firni_path_checkpoint(firni_path *path, uint32_t n_tokens, firni_key 
 /* ---- disk_restore.c, disk_read.c, disk_object.c, disk_worker.c --------------------------------------------------- */
 
 #define FIRNI_CODE_CORRUPT EBADMSG /* a record's bytes are not what they should be */
+
+/* What reading a record came to: its bytes are good or bad, or this process could not find out. */
+FIRNI_INLINE firni_code firni_code_of_record(firn_status status)
+{
+    return status == FIRN_OK ? 0 : status == FIRN_ERR_NO_MEMORY ? ENOMEM : FIRNI_CODE_CORRUPT;
+}
 
 firn_reason firni_disk_restore(firn_tier *tier, firn_tier_handle *handle, uint32_t n_tokens, firn_restored *out);
 /* What may be asked of a restore beyond its count: see firn_restore_request. */

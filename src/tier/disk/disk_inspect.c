@@ -146,7 +146,7 @@ firn_status firn_disk_visit(firn_tier *tier, bool (*visit)(void *ctx, const firn
 
 /* Whether the bytes at `bytes` are the record that entry and key name, by its own header and checksums. */
 static firni_code verify_bytes(const firni_disk *disk, const firni_key *key, const firni_entry *entry,
-                               const uint8_t *bytes)
+                               uint8_t *bytes)
 {
     uint32_t header_bytes, n_sections;
     if (entry->place.n_bytes < FIRNI_RECORD_FIXED_BYTES ||
@@ -156,20 +156,29 @@ static firni_code verify_bytes(const firni_disk *disk, const firni_key *key, con
     firni_section *sections = firni_calloc(disk->env, (size_t)n_sections + 1, sizeof *sections);
     firni_coder *coder = firni_coder_create(disk->env);
     firni_record record;
+    firni_crypt_key record_key;
     const firn_digest parent = firni_key_parent(key);
+    const size_t n_bytes = (size_t)entry->place.n_bytes;
     firn_status status = sections == NULL || coder == NULL ? FIRN_ERR_NO_MEMORY : FIRN_OK;
-    const bool fits = status == FIRN_OK &&
- firni_record_decode(bytes, (size_t)entry->place.n_bytes, entry->place.n_bytes, sections,
-                                          n_sections, &record, NULL) == FIRN_OK &&
-                      record.record_bytes == entry->place.n_bytes &&
-                      firni_digest_equal(&record.digest, &entry->digest) &&
-                      record.plain_bytes == entry->plain_bytes && firni_digest_equal(&record.parent, &parent);
     if (status == FIRN_OK) {
-        status = fits ? firni_record_verify(coder, &record, bytes) : FIRN_ERR_CORRUPT;
+        status = firni_record_open_header(disk->crypt, bytes, n_bytes, &record_key);
     }
+    if (status == FIRN_OK) {
+        status = firni_record_decode(bytes, n_bytes, n_bytes, sections, n_sections, &record, NULL);
+    }
+    if (status == FIRN_OK && (record.record_bytes != entry->place.n_bytes ||
+                              record.plain_bytes != entry->plain_bytes ||
+                              !firni_digest_equal(&record.digest, &entry->digest) ||
+                              !firni_digest_equal(&record.parent, &parent))) {
+        status = FIRN_ERR_CORRUPT;
+    }
+    if (status == FIRN_OK) {
+        status = firni_record_open_packed(coder, disk->crypt, &record_key, &record, bytes);
+    }
+    firni_crypt_forget(&record_key, sizeof record_key);
     firni_coder_destroy(coder);
     firni_free(disk->env, sections);
-    return status == FIRN_OK ? 0 : status == FIRN_ERR_NO_MEMORY ? ENOMEM : FIRNI_CODE_CORRUPT;
+    return firni_code_of_record(status);
 }
 
 /* Reads the whole record into memory of its own; what is read is not trusted before verify_bytes. */
@@ -200,6 +209,11 @@ firn_status firn_disk_verify(firn_tier *tier, uint64_t *n_good, uint64_t *n_bad,
     firn_status status;
     firni_volume *volume = enter(disk, &status, err);
     if (volume == NULL) {
+        return status;
+    }
+    if (volume->index.is_locked) {
+        status = firni_fail(err, FIRN_ERR_KEY, "%s is encrypted; its records verify with its key alone", disk->dir);
+        firni_disk_leave(disk, volume);
         return status;
     }
     firni_key key = { .which = FIRNI_RECORDS };

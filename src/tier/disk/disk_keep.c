@@ -39,7 +39,9 @@ static firni_code drop_oldest_session(firni_disk *disk, firni_volume *volume, MD
     firn_digest key = { { 0 } }, oldest = { { 0 } };
     uint64_t oldest_ns = UINT64_MAX;
     firni_kept row;
-    while ((code = firni_index_next_kept(&volume->index, txn, FIRNI_SESSIONS, identity_of(disk), &key, &row)) == 0) {
+    while ((code = firni_index_next_kept(&volume->index, txn, FIRNI_SESSIONS, identity_of(disk), disk->env, &key,
+                                         &row)) == 0) {
+        firni_kept_release(disk->env, &row);
         if (row.used_wall_ns < oldest_ns) {
             oldest_ns = row.used_wall_ns;
             oldest = key;
@@ -124,6 +126,7 @@ static bool copy_row(const firni_disk *disk, const firni_kept *row, row_copy *ou
     out->row.ns = out->text;
     out->row.name = out->text + n_ns;
     out->row.tokens = NULL;
+    out->row.opened = NULL;
     return true;
 }
 
@@ -139,15 +142,16 @@ static firni_code read_row(const firni_disk *disk, const firni_volume *volume, f
 {
     *out = (row_copy){ .tokens = NULL };
     MDB_txn *txn = NULL;
-    firni_kept row;
+    firni_kept row = { .opened = NULL };
     firni_code code = firni_index_begin(&volume->index, true, &txn);
     if (code == 0) {
-        code = exact ? firni_index_get_kept(&volume->index, txn, table, key, &row)
-                     : firni_index_next_kept(&volume->index, txn, table, identity_of(disk), key, &row);
+        code = exact ? firni_index_get_kept(&volume->index, txn, table, key, disk->env, &row)
+                     : firni_index_next_kept(&volume->index, txn, table, identity_of(disk), disk->env, key, &row);
     }
     if (code == 0 && !copy_row(disk, &row, out)) {
         code = ENOMEM;
     }
+    firni_kept_release(disk->env, &row);
     mdb_txn_abort(txn);
     return code;
 }

@@ -31,6 +31,7 @@ typedef struct layer_reads {
     firni_restore_job *job;
     firni_section *sections; /* [n_parts][n_sections_max] */
     uint32_t n_sections_max;
+    firni_crypt_key *keys;   /* [n_parts]: of encrypted records */
     int *fds;                /* [n_parts]; -1: not in use */
     image_run *runs;         /* [n_iov]: room for a read of each image */
     firn_io_read *reads;     /* the same */
@@ -52,13 +53,14 @@ static bool allocate(layer_reads *r)
         r->n_sections_max = n > r->n_sections_max ? n : r->n_sections_max;
     }
     r->sections = firni_calloc(env, (size_t)job->n_parts * r->n_sections_max + 1, sizeof *r->sections);
+    r->keys = firni_calloc(env, (size_t)job->n_parts + 1, sizeof *r->keys);
     r->fds = firni_calloc(env, (size_t)job->n_parts + 1, sizeof *r->fds);
     r->runs = firni_calloc(env, job->n_iov + 1, sizeof *r->runs);
     r->reads = firni_calloc(env, job->n_iov + 1, sizeof *r->reads);
     for (uint32_t i = 0; r->fds != NULL && i < job->n_parts; i++) {
         r->fds[i] = -1;
     }
-    return r->sections != NULL && r->fds != NULL && r->runs != NULL && r->reads != NULL;
+    return r->sections != NULL && r->keys != NULL && r->fds != NULL && r->runs != NULL && r->reads != NULL;
 }
 
 static void release(layer_reads *r)
@@ -69,6 +71,10 @@ static void release(layer_reads *r)
             firni_segment_leave(&job->volume->segments, job->parts[i].entry->place.segment);
         }
     }
+    if (r->keys != NULL) {
+        firni_crypt_forget(r->keys, ((size_t)job->n_parts + 1) * sizeof *r->keys);
+    }
+    firni_free(job->disk->env, r->keys);
     firni_free(job->disk->env, r->sections);
     firni_free(job->disk->env, r->fds);
     firni_free(job->disk->env, r->runs);
@@ -77,26 +83,30 @@ static void release(layer_reads *r)
 
 /* ---- one batch --------------------------------------------------------------------------------------------------- */
 
-static bool verify_header(const layer_reads *r, uint32_t part)
+static firn_status verify_header(const layer_reads *r, uint32_t part)
 {
     const firni_restore_job *job = r->job;
     const firni_plan_form *form = job->parts[part].form;
+    uint8_t *header = job->headers + part * job->header_bytes;
     firni_record record;
-    return firni_record_decode(job->headers + part * job->header_bytes, job->parts[part].header_bytes,
-                               job->parts[part].entry->place.n_bytes,
-                               part_sections(r, part), form->n_sections, &record, NULL) == FIRN_OK &&
-           firni_restore_header_fits(job, part, &record);
+    const firni_restore_part *at = &job->parts[part];
+    firn_status status = firni_record_open_header(job->disk->crypt, header, at->header_bytes, &r->keys[part]);
+    if (status == FIRN_OK) {
+        status = firni_record_decode(header, at->header_bytes, at->entry->place.n_bytes, part_sections(r, part),
+                                     form->n_sections, &record, NULL);
+    }
+    return status == FIRN_OK && !firni_restore_header_fits(job, part, &record) ? FIRN_ERR_CORRUPT : status;
 }
 
-static bool verify_images(const layer_reads *r, const image_run *run)
+static firn_status verify_images(const layer_reads *r, const image_run *run)
 {
     const firni_restore_job *job = r->job;
-    bool good = true;
-    for (uint32_t k = run->first_image; k < run->first_image + run->n_images && good; k++) {
-        good = firni_form_verify(job->parts[run->part].form, k, firn_block_data(*firni_restore_slot(job, run->part, k)),
-                                 part_sections(r, run->part));
+    firn_status status = FIRN_OK;
+    for (uint32_t k = run->first_image; k < run->first_image + run->n_images && status == FIRN_OK; k++) {
+        status = firni_form_open(job->parts[run->part].form, k, job->disk->crypt, &r->keys[run->part],
+                                 firn_block_data(*firni_restore_slot(job, run->part, k)), part_sections(r, run->part));
     }
-    return good;
+    return status;
 }
 
 static void on_read(void *ctx, uint32_t index)
@@ -111,9 +121,10 @@ static void on_read(void *ctx, uint32_t index)
     }
     if (read->result < 0) {
         part->code = (firni_code)-read->result;
-    } else if ((uint64_t)read->result < n_needed ||
-               !(r->of_headers ? verify_header(r, run->part) : verify_images(r, run))) {
+    } else if ((uint64_t)read->result < n_needed) {
         part->code = FIRNI_CODE_CORRUPT;
+    } else {
+        part->code = firni_code_of_record(r->of_headers ? verify_header(r, run->part) : verify_images(r, run));
     }
 }
 

@@ -131,12 +131,12 @@ typedef struct child_search {
 static bool consider(const prefix_walk *walk, const MDB_val *key, const MDB_val *value, child_search *search)
 {
     const firni_key *wanted = search->wanted;
-    firni_key found = { .which = FIRNI_RECORDS, .n_bytes = (uint32_t)key->mv_size };
-    if (key->mv_size <= FIRN_DIGEST_BYTES || key->mv_size > sizeof found.bytes ||
-        memcmp(key->mv_data, wanted->bytes, FIRN_DIGEST_BYTES) != 0) {
+    firni_key found;
+    if (key->mv_size <= FIRN_DIGEST_BYTES ||
+        firni_index_open_key(walk->index, FIRNI_RECORDS, key->mv_data, key->mv_size, &found) != 0 ||
+        memcmp(found.bytes, wanted->bytes, FIRN_DIGEST_BYTES) != 0) {
         return true; /* another parent's child */
     }
-    memcpy(found.bytes, key->mv_data, key->mv_size);
     candidate child = { .found = true, .level = search->level };
     firn_token wanted_tokens[FIRN_BLOCK_TOKENS];
     const uint32_t n_wanted = firni_key_tokens(wanted, wanted_tokens);
@@ -146,7 +146,7 @@ static bool consider(const prefix_walk *walk, const MDB_val *key, const MDB_val 
         child.n_common++;
     }
     firn_reason obstacle = FIRN_REASON_CORRUPT;
-    if (!firni_entry_decode(value->mv_data, value->mv_size, &child.entry) || child.entry.n_tokens != n_found ||
+    if (firni_index_open_entry(walk->index, value, &child.entry) != 0 || child.entry.n_tokens != n_found ||
         !firni_disk_may_serve(walk->disk, &child.entry, &obstacle)) {
         if (child.n_common > search->n_common_blocked) {
             search->n_common_blocked = child.n_common;
@@ -172,7 +172,12 @@ static firni_code search_neighbours(const prefix_walk *walk, child_search *searc
     if (code != 0) {
         return code;
     }
-    firni_key start = *search->wanted;
+    firni_key start;
+    code = firni_index_seal_key(walk->index, search->wanted, &start);
+    if (code != 0) {
+        mdb_cursor_close(cursor);
+        return code;
+    }
     MDB_val key = { .mv_size = start.n_bytes, .mv_data = start.bytes }, value;
     code = mdb_cursor_get(cursor, &key, &value, MDB_SET_RANGE);
     for (uint32_t i = 0; code == 0 && i < NEIGHBOURS_MAX && !consider(walk, &key, &value, search); i++) {

@@ -63,25 +63,33 @@ firni_code firni_object_plan(const firni_disk *disk, const firni_volume *volume,
 
 /* Decodes and checks the record at `bytes`, all of it, and makes attachments of it. */
 static firni_code decode(firni_disk *disk, const firn_digest *ns, const firni_key *key,
-                         const firni_entry *entry, const uint8_t *bytes, firn_restored *out)
+                         const firni_entry *entry, uint8_t *bytes, firn_restored *out)
 {
     firni_section *sections = firni_calloc(disk->env, FIRNI_ATTACHMENT_SECTIONS_MAX, sizeof *sections);
     if (sections == NULL) {
         return ENOMEM;
     }
     firni_record record;
-    firni_code code = FIRNI_CODE_CORRUPT;
-    const firn_status status = firni_record_decode(bytes, (size_t)entry->place.n_bytes, entry->place.n_bytes, sections,
-                                                   FIRNI_ATTACHMENT_SECTIONS_MAX, &record, NULL);
-    if (status == FIRN_OK && record.record_bytes == entry->place.n_bytes &&
-        firni_disk_header_fits(disk, &record, entry, key, ns) &&
-        firni_record_verify_sections(&record, bytes) == record.n_sections) {
-        const firn_status decoded = firni_attachments_decode(&record, bytes + record.header_bytes, disk->env,
-                                                             &out->attachments, &out->n_attachments, NULL);
-        code = decoded == FIRN_OK ? 0 : decoded == FIRN_ERR_NO_MEMORY ? ENOMEM : FIRNI_CODE_CORRUPT;
+    firni_crypt_key record_key;
+    const size_t n_bytes = (size_t)entry->place.n_bytes;
+    firn_status status = firni_record_open_header(disk->crypt, bytes, n_bytes, &record_key);
+    if (status == FIRN_OK) {
+        status = firni_record_decode(bytes, n_bytes, n_bytes, sections, FIRNI_ATTACHMENT_SECTIONS_MAX, &record, NULL);
     }
+    if (status == FIRN_OK && (record.record_bytes != entry->place.n_bytes ||
+                              !firni_disk_header_fits(disk, &record, entry, key, ns))) {
+        status = FIRN_ERR_CORRUPT;
+    }
+    if (status == FIRN_OK) {
+        status = firni_record_open_sections(disk->crypt, &record_key, &record, bytes);
+    }
+    if (status == FIRN_OK) {
+        status = firni_attachments_decode(&record, bytes + record.header_bytes, disk->env, &out->attachments,
+                                          &out->n_attachments, NULL);
+    }
+    firni_crypt_forget(&record_key, sizeof record_key);
     firni_free(disk->env, sections);
-    return code;
+    return firni_code_of_record(status);
 }
 
 /* Objects are small beside blocks, and are unpacked into tensors of their own: one plain read into one buffer. */

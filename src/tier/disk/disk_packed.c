@@ -27,42 +27,53 @@ typedef struct packed_reads {
     uint32_t n;
 } packed_reads;
 
-static firni_code code_of(firn_status status)
+/* The sections of one image to where they lie in its block. Encrypted ones are opened first, where they are, and have been
+ * verified by that: they have a tag instead of a checksum. */
+static firn_status unpack_image(packed_reads *r, const firni_restore_part *part, uint32_t k, const firni_crypt_key *key,
+                                const firni_record *record, uint8_t *bytes, uint8_t *out)
 {
-    return status == FIRN_OK ? 0 : status == FIRN_ERR_NO_MEMORY ? ENOMEM : FIRNI_CODE_CORRUPT;
-}
-
-/* The sections of one image to where they lie in its block. */
-static firni_code unpack_image(packed_reads *r, const firni_restore_part *part, uint32_t k, const firni_record *record,
-                               const uint8_t *bytes, uint8_t *out)
-{
+    const firni_crypt *crypt = r->job->disk->crypt;
     const firni_plan_image *image = &part->form->images[k];
-    for (uint32_t i = image->first_section; i < image->first_section + image->n_sections; i++) {
+    firn_status status = FIRN_OK;
+    for (uint32_t i = image->first_section; i < image->first_section + image->n_sections && status == FIRN_OK; i++) {
         const firni_section *section = &record->sections[i];
-        const firn_status status = firni_section_unpack(r->coder, section, bytes + section->offset,
-                                                        out + (part->form->sections[i].offset - image->offset));
-        if (status != FIRN_OK) {
-            return code_of(status);
+        uint8_t *stored = bytes + section->offset;
+        if (crypt != NULL) {
+            status = firni_record_open_section(crypt, key, i, stored, (size_t)firni_section_stored(section),
+                                               section->checksum);
+        }
+        if (status == FIRN_OK) {
+            status = firni_section_unpack(r->coder, section, stored,
+                                          out + (part->form->sections[i].offset - image->offset));
         }
     }
-    return firni_form_verify(part->form, k, out, record->sections) ? 0 : FIRNI_CODE_CORRUPT;
+    if (status == FIRN_OK && crypt != NULL) {
+        firni_form_zero_gaps(part->form, k, out);
+    } else if (status == FIRN_OK && !firni_form_verify(part->form, k, out, record->sections)) {
+        status = FIRN_ERR_CORRUPT;
+    }
+    return status;
 }
 
-static firni_code unpack_part(packed_reads *r, uint32_t i, const uint8_t *bytes)
+static firni_code unpack_part(packed_reads *r, uint32_t i, uint8_t *bytes)
 {
     const firni_restore_job *job = r->job;
     const firni_restore_part *part = &job->parts[i];
     const size_t n_bytes = (size_t)part->entry->place.n_bytes;
     firni_record record;
-    if (firni_record_decode(bytes, n_bytes, n_bytes, job->sections, part->form->n_sections, &record, NULL) != FIRN_OK ||
-        !firni_restore_header_fits(job, i, &record)) {
-        return FIRNI_CODE_CORRUPT;
+    firni_crypt_key key;
+    firn_status status = firni_record_open_header(job->disk->crypt, bytes, n_bytes, &key);
+    if (status == FIRN_OK) {
+        status = firni_record_decode(bytes, n_bytes, n_bytes, job->sections, part->form->n_sections, &record, NULL);
     }
-    firni_code code = 0;
-    for (uint32_t k = 0; k < part->n_images && code == 0; k++) {
-        code = unpack_image(r, part, k, &record, bytes, firn_block_data(*firni_restore_slot(job, i, k)));
+    if (status == FIRN_OK && !firni_restore_header_fits(job, i, &record)) {
+        status = FIRN_ERR_CORRUPT;
     }
-    return code;
+    for (uint32_t k = 0; k < part->n_images && status == FIRN_OK; k++) {
+        status = unpack_image(r, part, k, &key, &record, bytes, firn_block_data(*firni_restore_slot(job, i, k)));
+    }
+    firni_crypt_forget(&key, sizeof key);
+    return firni_code_of_record(status);
 }
 
 /* Called for one read after the other: the coder and the section table serve them all. */

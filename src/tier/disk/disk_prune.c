@@ -124,8 +124,11 @@ static firni_code hold_pins_of(prune *job, MDB_txn *txn, const firn_digest *iden
         firn_digest key = { { 0 } };
         firni_kept row;
         firni_code code;
-        while ((code = firni_index_next_kept(&job->volume->index, txn, tables[i], identity, &key, &row)) == 0) {
-            if (row.until_wall_ns > now_ns && (code = hold_row(job, identity, tables[i], &row)) != 0) {
+        while ((code = firni_index_next_kept(&job->volume->index, txn, tables[i], identity, job->disk->env, &key,
+                                             &row)) == 0) {
+            code = row.until_wall_ns > now_ns ? hold_row(job, identity, tables[i], &row) : 0;
+            firni_kept_release(job->disk->env, &row);
+            if (code != 0) {
                 return code;
             }
         }
@@ -342,9 +345,10 @@ static firni_code forget_names(prune *job, MDB_txn *txn)
         for (firni_kept_table table = FIRNI_PINS; table <= FIRNI_KEYS && code == 0; table++) {
             firn_digest key = { { 0 } };
             firni_kept row;
-            while ((code = firni_index_next_kept(index, txn, table, &identity, &key, &row)) == 0) {
-                if (strcmp(row.ns, job->options->ns) == 0 &&
-                    (code = firni_index_del_kept(index, txn, table, &key)) != 0) {
+            while ((code = firni_index_next_kept(index, txn, table, &identity, job->disk->env, &key, &row)) == 0) {
+                const bool is_meant = strcmp(row.ns, job->options->ns) == 0;
+                firni_kept_release(job->disk->env, &row);
+                if (is_meant && (code = firni_index_del_kept(index, txn, table, &key)) != 0) {
                     break;
                 }
             }
@@ -381,6 +385,10 @@ firn_status firn_disk_prune(firn_tier *tier, const firn_disk_prune_options *opti
     firni_disk *disk = firni_disk_of(tier);
     if (disk->options.read_only) {
         return firni_fail(err, FIRN_ERR_STATE, "%s was opened for reading only", disk->dir);
+    }
+    if (disk->is_locked && !options->wipe) {
+        return firni_fail(err, FIRN_ERR_KEY, "%s is encrypted; what is pinned there cannot be told without its key",
+                          disk->dir);
     }
     if (options->wipe && (options->ns == NULL || options->dry_run)) {
         return firni_fail(err, FIRN_ERR_INVALID, "a namespace has to be named to be wiped, and there is no trying it");

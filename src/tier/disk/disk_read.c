@@ -153,22 +153,27 @@ bool firni_restore_header_fits(const firni_restore_job *job, uint32_t i, const f
 }
 
 /* Header first: it says what the checksums of the sections are. */
-static bool verify_part(firni_restore_job *job, uint32_t i)
+static firni_code verify_part(firni_restore_job *job, uint32_t i)
 {
     const firni_restore_part *part = &job->parts[i];
     const firni_plan_form *form = part->form;
+    const firni_crypt *crypt = job->disk->crypt;
     firni_record record;
-    if (firni_record_decode(part_header(job, i), part->header_bytes, part->entry->place.n_bytes, job->sections,
-                            form->n_sections, &record, NULL) != FIRN_OK ||
-        !firni_restore_header_fits(job, i, &record)) {
-        return false;
+    firni_crypt_key key;
+    firn_status status = firni_record_open_header(crypt, part_header(job, i), part->header_bytes, &key);
+    if (status == FIRN_OK) {
+        status = firni_record_decode(part_header(job, i), part->header_bytes, part->entry->place.n_bytes,
+                                     job->sections, form->n_sections, &record, NULL);
     }
-    for (uint32_t k = 0; k < part->n_images; k++) {
-        if (!firni_form_verify(form, k, firn_block_data(*firni_restore_slot(job, i, k)), record.sections)) {
-            return false;
-        }
+    if (status == FIRN_OK && !firni_restore_header_fits(job, i, &record)) {
+        status = FIRN_ERR_CORRUPT;
     }
-    return true;
+    for (uint32_t k = 0; k < part->n_images && status == FIRN_OK; k++) {
+        status = firni_form_open(form, k, crypt, &key, firn_block_data(*firni_restore_slot(job, i, k)),
+                                 record.sections);
+    }
+    firni_crypt_forget(&key, sizeof key);
+    return firni_code_of_record(status);
 }
 
 /* One read has completed. Every record is looked at, also when another is bad: all that are damaged are found at once,
@@ -183,8 +188,8 @@ static void on_read(void *ctx, uint32_t index)
         n_needed += job->parts[i].n_bytes;
         if (read->result < 0) {
             job->parts[i].code = (firni_code)-read->result;
-        } else if ((uint64_t)read->result < n_needed || !verify_part(job, i)) {
-            job->parts[i].code = FIRNI_CODE_CORRUPT;
+        } else {
+            job->parts[i].code = (uint64_t)read->result < n_needed ? FIRNI_CODE_CORRUPT : verify_part(job, i);
         }
     }
 }

@@ -15,6 +15,7 @@
 
 #define BATCH_RECORDS_MAX 64u
 #define BATCH_BYTES_MAX   (UINT64_C(32) << 20)
+#define SEALED_BYTES_MAX  (UINT64_C(8) << 20) /* of a batch that is encrypted: into memory of its own */
 #define SEGMENT_ATTEMPTS  16u
 
 firni_code firni_disk_choose_segment(const firni_disk *disk, firni_volume *volume, uint64_t n_bytes)
@@ -99,6 +100,8 @@ typedef struct block_writer {
     size_t header_bytes;     /* of the largest form */
     firni_section *sections; /* of one record */
     struct iovec *iov;
+    uint8_t *sealed;         /* one batch of encrypted records; NULL in a store that is not encrypted */
+    uint64_t sealed_bytes;
 } block_writer;
 
 static const firn_block *image_block(const firni_pending *pending, const firni_plan_image *image,
@@ -120,6 +123,47 @@ static void shift_sections(const firni_plan_form *form, uint32_t n_bytes, firni_
     for (uint32_t i = 0; i < form->n_sections; i++) {
         sections[i].offset += n_bytes;
     }
+}
+
+/* A batch of an encrypted store is put together in one buffer: a row's blocks stay as they are. Each record has a key of
+ * its own, drawn for this write. */
+static firni_code seal_batch(firni_disk *disk, firni_volume *volume, const block_writer *writer,
+                             firni_pending *pending, uint32_t n_pending, const firn_row_view *views,
+                             const firni_origin *origin)
+{
+    const uint64_t begin = firni_segment_end(&volume->segments, volume->segment_id);
+    uint64_t n_bytes = 0, offset = 0;
+    firni_record_seal seal;
+    firn_status status = FIRN_OK;
+    for (uint32_t i = 0; i < n_pending && status == FIRN_OK; i++) {
+        const firni_plan_form *form = pending[i].form;
+        const uint32_t surplus = record_surplus(&pending[i], origin);
+        uint8_t *record = writer->sealed + n_bytes;
+        assert(n_bytes + form->record_bytes + surplus <= writer->sealed_bytes);
+        shift_sections(form, surplus, writer->sections);
+        status = firni_record_seal_begin(disk->crypt, &seal);
+        for (uint32_t k = 0; k < form->n_images && status == FIRN_OK; k++) {
+            status = firni_form_seal(form, k, disk->crypt, &seal.key,
+                                     firn_block_data(image_block(&pending[i], &form->images[k], views)),
+                                     record + surplus + form->images[k].offset, writer->sections);
+        }
+        pending[i].entry.place = (firni_place){ .segment = volume->segment_id,
+                                                .offset = begin + n_bytes,
+                                                .n_bytes = form->record_bytes + surplus };
+        encode_header(disk, &pending[i], origin, form->header_bytes + surplus, writer->sections, form->n_sections,
+                      record);
+        status = status == FIRN_OK ? firni_record_seal_header(disk->crypt, &seal, record) : status;
+        n_bytes += form->record_bytes + surplus;
+    }
+    firni_crypt_forget(&seal, sizeof seal);
+    if (status != FIRN_OK) {
+        return status == FIRN_ERR_NO_MEMORY ? ENOMEM : EIO;
+    }
+    const struct iovec iov = { .iov_base = writer->sealed, .iov_len = (size_t)n_bytes };
+    const firni_code code =
+        firni_segment_append(&volume->segments, volume->segment_id, &iov, 1, n_bytes, &offset);
+    assert(offset == begin);
+    return code;
 }
 
 /* One vectored append of n records. Checksums are taken right before the write, from the bytes that are written; each
@@ -164,7 +208,8 @@ static uint32_t batch_size(const firni_disk *disk, firni_volume *volume, const f
 {
     const uint64_t end = firni_segment_end(&volume->segments, volume->segment_id);
     const uint64_t room = end < disk->options.segment_bytes ? disk->options.segment_bytes - end : 0;
-    const uint64_t n_bytes_max = room < BATCH_BYTES_MAX ? room : BATCH_BYTES_MAX;
+    const uint64_t limit = disk->crypt != NULL ? SEALED_BYTES_MAX : BATCH_BYTES_MAX;
+    const uint64_t n_bytes_max = room < limit ? room : limit;
     uint64_t n_bytes = 0;
     uint32_t n = 0, n_parts = 0;
     while (n < n_left && n < BATCH_RECORDS_MAX) {
@@ -179,6 +224,19 @@ static uint32_t batch_size(const firni_disk *disk, firni_volume *volume, const f
     return n;
 }
 
+/* The most that one batch takes: as much as there is, or the largest record. */
+static uint64_t sealed_batch_bytes(const firni_pending *pending, uint32_t n_pending, const firni_origin *origin)
+{
+    uint64_t all = 0, largest = 0;
+    for (uint32_t i = 0; i < n_pending; i++) {
+        const uint64_t n_bytes = pending[i].form->record_bytes + record_surplus(&pending[i], origin);
+        all += n_bytes;
+        largest = n_bytes > largest ? n_bytes : largest;
+    }
+    const uint64_t batch = all < SEALED_BYTES_MAX ? all : SEALED_BYTES_MAX;
+    return batch > largest ? batch : largest;
+}
+
 firni_code firni_disk_write_blocks(firni_disk *disk, firni_volume *volume, firni_pending *pending, uint32_t n_pending,
                                    const firn_row_view *views, const firni_origin *origin)
 {
@@ -189,25 +247,47 @@ firni_code firni_disk_write_blocks(firni_disk *disk, firni_volume *volume, firni
     const firni_plan_form *whole = &disk->plan.blocks[disk->plan.n_kinds], *checkpoint = &disk->plan.checkpoint;
     const uint32_t n_sections = whole->n_sections > checkpoint->n_sections ? whole->n_sections : checkpoint->n_sections;
     const size_t header_bytes = firni_record_header_bytes(n_sections, firni_origin_names(origin, 0));
+    const uint64_t sealed_bytes = disk->crypt != NULL ? sealed_batch_bytes(pending, n_pending, origin) : 0;
     const block_writer writer = {
         .headers = firni_alloc_aligned(disk->env, n_scratch * header_bytes, FIRNI_RECORD_ALIGN),
         .header_bytes = header_bytes,
         .sections = firni_calloc(disk->env, n_sections, sizeof *writer.sections),
         .iov = firni_calloc(disk->env, FIRNI_IOV_MAX, sizeof *writer.iov),
+        .sealed = sealed_bytes > 0 ? firni_alloc_aligned(disk->env, (size_t)sealed_bytes, FIRNI_RECORD_ALIGN) : NULL,
+        .sealed_bytes = sealed_bytes,
     };
-    firni_code code = writer.headers == NULL || writer.sections == NULL || writer.iov == NULL ? ENOMEM : 0;
+    firni_code code = writer.headers == NULL || writer.sections == NULL || writer.iov == NULL ||
+                              (sealed_bytes > 0 && writer.sealed == NULL)
+                          ? ENOMEM
+                          : 0;
     for (uint32_t i = 0; i < n_pending && code == 0;) {
         code = firni_disk_choose_segment(disk, volume, pending[i].form->record_bytes + record_surplus(&pending[i], origin));
         if (code == 0) {
             const uint32_t n = batch_size(disk, volume, pending + i, n_pending - i, origin);
-            code = write_batch(disk, volume, &writer, pending + i, n, views, origin);
+            code = sealed_bytes > 0 ? seal_batch(disk, volume, &writer, pending + i, n, views, origin)
+                                    : write_batch(disk, volume, &writer, pending + i, n, views, origin);
             i += n;
         }
     }
     firni_free(disk->env, writer.headers);
     firni_free(disk->env, writer.sections);
     firni_free(disk->env, writer.iov);
+    firni_free(disk->env, writer.sealed);
     return code;
+}
+
+/* Seals the sections of an encoded object, and draws the seal for its header. */
+static firni_code seal_object(const firni_disk *disk, uint32_t n_sections, firni_section *sections, uint8_t *bytes,
+                              firni_record_seal *seal)
+{
+    if (disk->crypt == NULL) {
+        return 0;
+    }
+    firn_status status = firni_record_seal_begin(disk->crypt, seal);
+    if (status == FIRN_OK) {
+        status = firni_record_seal_sections(disk->crypt, &seal->key, n_sections, sections, bytes);
+    }
+    return status == FIRN_OK ? 0 : status == FIRN_ERR_NO_MEMORY ? ENOMEM : EIO;
 }
 
 firni_code firni_disk_write_object(firni_disk *disk, firni_volume *volume, firni_pending *pending,
@@ -223,19 +303,29 @@ firni_code firni_disk_write_object(firni_disk *disk, firni_volume *volume, firni
     const uint32_t n_names = firni_origin_names(origin, pending->entry.first_token);
     const uint32_t n_sections =
         firni_attachments_layout(attachments, n_attachments, n_names, sections, &header_bytes, &record_bytes);
+    firni_record_seal seal = { .salt = { 0 } };
     uint8_t *bytes = firni_alloc_aligned(disk->env, (size_t)record_bytes, FIRNI_RECORD_ALIGN);
     firni_code code = bytes == NULL ? ENOMEM : firni_disk_choose_segment(disk, volume, record_bytes);
     if (code == 0) {
         firni_attachments_encode(attachments, n_attachments, header_bytes, record_bytes, sections,
                                  bytes + header_bytes);
+        code = seal_object(disk, n_sections, sections, bytes, &seal);
+    }
+    if (code == 0) {
         pending->entry.place = (firni_place){ .segment = volume->segment_id,
                                               .offset = firni_segment_end(&volume->segments, volume->segment_id),
                                               .n_bytes = record_bytes };
         encode_header(disk, pending, origin, header_bytes, sections, n_sections, bytes);
+        if (disk->crypt != NULL && firni_record_seal_header(disk->crypt, &seal, bytes) != FIRN_OK) {
+            code = ENOMEM;
+        }
+    }
+    if (code == 0) {
         const struct iovec iov = { .iov_base = bytes, .iov_len = (size_t)record_bytes };
         code = firni_segment_append(&volume->segments, volume->segment_id, &iov, 1, record_bytes,
                                     &pending->entry.place.offset);
     }
+    firni_crypt_forget(&seal, sizeof seal);
     firni_free(disk->env, bytes);
     firni_free(disk->env, sections);
     return code;

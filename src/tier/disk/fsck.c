@@ -300,7 +300,7 @@ static firn_status rebuild(firni_fsck *job, firn_error *err)
     }
     if (status == FIRN_OK) {
         give_stamps(job, order);
-        status = firni_volume_new_index(job->volume, MAP_BUDGET_BYTES, err);
+        status = firni_volume_new_index(job->volume, MAP_BUDGET_BYTES, job->crypt, err);
     }
     if (status == FIRN_OK) {
         firni_code code = commit(job, order);
@@ -328,6 +328,7 @@ static void deinit(firni_fsck *job)
     firni_free(job->env, job->found);
     firni_free(job->env, job->debris);
     firni_volume_close(job->volume);
+    firni_crypt_destroy(job->crypt);
 }
 
 firn_status firn_disk_fsck(const char *dir, const firn_disk_fsck_options *options, const firn_env *env,
@@ -340,12 +341,24 @@ firn_status firn_disk_fsck(const char *dir, const firn_disk_fsck_options *option
     }
     const firni_volume_options volume_options = { .dir = dir, .without_index = true, .budget_bytes = MAP_BUDGET_BYTES };
     uint64_t last_stamp;
-    firn_status status = firni_volume_open(&volume_options, env, &job.volume, &last_stamp, err);
+    firn_status status = FIRN_OK;
+    if (options != NULL && options->key != NULL) {
+        status = firni_crypt_create(options->key, env, &job.crypt, err);
+    }
+    if (status == FIRN_OK) {
+        status = firni_volume_open(&volume_options, env, &job.volume, &last_stamp, err);
+    }
     if (status == FIRN_OK) {
         status = firni_fsck_scan(&job, err);
     }
     if (status == FIRN_OK && job.n_found == 0 && job.n_other_version > 0) {
         status = firni_fail(err, FIRN_ERR_FORMAT, "the records in %s are of another version", dir);
+    }
+    /* With one record of another key the index would lose what cannot be made again. */
+    if (status == FIRN_OK && job.n_other_key > 0) {
+        status = firni_fail(err, FIRN_ERR_KEY, "%s %s", dir, job.crypt == NULL
+                                ? "is encrypted; its index cannot be made without its key (--cache-key-file FILE)"
+                                : "holds records that are not of the key that was given");
     }
     if (status == FIRN_OK) {
         status = rebuild(&job, err);

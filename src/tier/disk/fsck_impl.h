@@ -30,6 +30,7 @@ typedef struct firni_fsck {
     const firn_env *env;
     firni_volume *volume;
     bool headers_only;
+    firni_crypt *crypt;         /* NULL: the records are plain */
     firni_found *found;
     uint64_t n_found, found_capacity;
     firni_names *names;     /* sorted by root */
@@ -37,6 +38,7 @@ typedef struct firni_fsck {
     firni_place *debris;    /* bytes of no record that is kept */
     uint64_t n_debris, debris_capacity;
     uint64_t n_other_version;
+    uint64_t n_other_key;       /* records that this key, or none, is not for */
     firn_disk_fsck_report report;
 } firni_fsck;
 

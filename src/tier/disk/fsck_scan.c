@@ -197,6 +197,18 @@ static bool names_fit(const firni_record *record)
     return firni_digest_equal(&digest, &record->ns) && firni_digest_equal(&root, &record->root);
 }
 
+/* Opens and decodes the header that was fetched. */
+static firni_code decode(const scanner *scan, uint32_t header_bytes, uint64_t record_bytes_max, firni_record *out,
+                         firni_crypt_key *key)
+{
+    firn_status status = firni_record_open_header(scan->job->crypt, scan->bytes, header_bytes, key);
+    if (status == FIRN_OK) {
+        status = firni_record_decode(scan->bytes, header_bytes, record_bytes_max, scan->sections,
+                                     scan->sections_capacity, out, NULL);
+    }
+    return firni_code_of_record(status);
+}
+
 /* Looks at the record that may begin at offset; `first` are the bytes there, at least a page. *n_bytes is how far it
  * reaches, also when it is damaged: 4 KiB when its header is. */
 static firni_code look_at(scanner *scan, uint64_t offset, const uint8_t *first, bool *is_good, uint64_t *n_bytes)
@@ -209,27 +221,39 @@ static firni_code look_at(scanner *scan, uint64_t offset, const uint8_t *first, 
         scan->job->n_other_version += peeked == FIRN_ERR_FORMAT;
         return 0;
     }
+    if (!firni_record_is_of_key(first, scan->job->crypt)) {
+        scan->job->n_other_key++;
+        return 0;
+    }
     firni_record record;
+    firni_crypt_key key = { { 0 } };
     firni_code code = reserve_sections(scan, n_sections) ? fetch(scan, offset, header_bytes) : ENOMEM;
-    if (code != 0 || firni_record_decode(scan->bytes, header_bytes, scan->size_bytes - offset, scan->sections,
-                                         scan->sections_capacity, &record, NULL) != FIRN_OK) {
+    if (code == 0) {
+        code = decode(scan, header_bytes, scan->size_bytes - offset, &record, &key);
+    }
+    if (code != 0) {
+        firni_crypt_forget(&key, sizeof key);
         return code == FIRNI_CODE_CORRUPT ? 0 : code;
     }
     if (record.segment != scan->segment || record.offset != offset || !names_fit(&record)) {
+        firni_crypt_forget(&key, sizeof key);
         return 0;
     }
     *n_bytes = record.record_bytes;
     if (!scan->job->headers_only) {
         code = fetch(scan, offset, record.record_bytes);
         /* The header has moved with the buffer, and the names with it. */
-        if (code != 0 || firni_record_decode(scan->bytes, header_bytes, record.record_bytes, scan->sections,
-                                             scan->sections_capacity, &record, NULL) != FIRN_OK) {
-            return code == FIRNI_CODE_CORRUPT ? 0 : code;
+        if (code == 0) {
+            code = decode(scan, header_bytes, record.record_bytes, &record, &key);
         }
-        const firn_status verified = firni_record_verify(scan->coder, &record, scan->bytes);
-        if (verified != FIRN_OK) {
-            return verified == FIRN_ERR_NO_MEMORY ? ENOMEM : 0;
+        if (code == 0) {
+            code = firni_code_of_record(firni_record_open_packed(scan->coder, scan->job->crypt, &key, &record,
+                                                                  scan->bytes));
         }
+    }
+    firni_crypt_forget(&key, sizeof key);
+    if (code != 0) {
+        return code == FIRNI_CODE_CORRUPT ? 0 : code;
     }
     *is_good = true;
     return note_record(scan, &record) ? 0 : ENOMEM;

@@ -27,9 +27,11 @@
 #define SEGMENT_VALUE_BYTES 24u
 #define TABLES_MAX          15u
 #define VERSION_OLDEST      1u /* without the tables that came later; they are made */
+#define VERSION_SEALED      0x10000u /* the bit of an encrypted store, so that who does not know of it keeps away */
 
 static const char version_key[] = "version";
 static const char next_segment_key[] = "next_segment";
+static const char crypt_key[] = "key";
 
 static MDB_val val_of(const void *bytes, size_t n_bytes)
 {
@@ -68,12 +70,20 @@ static firni_code open_tables(firni_index *index, bool read_only)
     return mdb_txn_commit(txn);
 }
 
+/* With the id of the key that the store is made with. */
 static firni_code put_version(const firni_index *index, MDB_txn *txn)
 {
     uint8_t bytes[4];
-    firni_put_u32(bytes, FIRNI_DISK_INDEX_VERSION);
+    const uint32_t bit = index->crypt != NULL || index->is_locked ? VERSION_SEALED : 0;
+    firni_put_u32(bytes, FIRNI_DISK_INDEX_VERSION | bit);
     MDB_val key = val_of(version_key, sizeof version_key - 1), value = val_of(bytes, sizeof bytes);
-    return mdb_put(txn, index->meta, &key, &value, 0);
+    firni_code code = mdb_put(txn, index->meta, &key, &value, 0);
+    if (code == 0 && index->crypt != NULL) {
+        key = val_of(crypt_key, sizeof crypt_key - 1);
+        value = val_of(firni_crypt_id(index->crypt), FIRNI_CRYPT_ID_BYTES);
+        code = mdb_put(txn, index->meta, &key, &value, 0);
+    }
+    return code;
 }
 
 firni_code firni_index_complete(const firni_index *index, MDB_txn *txn)
@@ -81,26 +91,66 @@ firni_code firni_index_complete(const firni_index *index, MDB_txn *txn)
     return put_version(index, txn);
 }
 
-/* Writes the version into a new index, or compares it. An index without one is not complete: it is either new, or was
- * being rebuilt when the process ended. */
-static firni_code check_version(const firni_index *index, bool read_only, bool may_be_new, uint32_t *found)
+/* What an index says that it is. */
+typedef struct index_form {
+    uint32_t version;    /* 0: not complete */
+    bool is_sealed;
+    uint8_t key_id[FIRNI_CRYPT_ID_BYTES];
+} index_form;
+
+static firni_code read_form(const firni_index *index, MDB_txn *txn, index_form *out)
+{
+    *out = (index_form){ .version = 0 };
+    MDB_val key = val_of(version_key, sizeof version_key - 1), value;
+    firni_code code = mdb_get(txn, index->meta, &key, &value);
+    if (code != 0 || value.mv_size != 4) {
+        return code == 0 ? MDB_CORRUPTED : code;
+    }
+    const uint32_t version = firni_get_u32(value.mv_data);
+    out->version = version & ~VERSION_SEALED;
+    out->is_sealed = version != out->version;
+    if (out->is_sealed) {
+        key = val_of(crypt_key, sizeof crypt_key - 1);
+        code = mdb_get(txn, index->meta, &key, &value);
+        if (code != 0 || value.mv_size != sizeof out->key_id) {
+            return MDB_CORRUPTED;
+        }
+        memcpy(out->key_id, value.mv_data, sizeof out->key_id);
+    }
+    return 0;
+}
+
+/* Whether the key that was given is the one of the store. Sets is_locked. */
+static bool fits_key(firni_index *index, const index_form *form, const firni_unlock *unlock)
+{
+    if (!form->is_sealed || unlock->crypt == NULL) {
+        index->is_locked = form->is_sealed;
+        return form->is_sealed ? unlock->may_be_locked : unlock->crypt == NULL;
+    }
+    return memcmp(form->key_id, firni_crypt_id(unlock->crypt), sizeof form->key_id) == 0;
+}
+
+/* Writes version and key into a new index, or compares them. An index without them is not complete: it is either new, or
+ * was being rebuilt when the process ended. *fits: it is of the key that was given; else nothing is written. */
+static firni_code check_form(firni_index *index, bool read_only, bool may_be_new, const firni_unlock *unlock,
+                             uint32_t *found, bool *fits)
 {
     MDB_txn *txn = NULL;
+    index_form form;
     firni_code code = firni_index_begin(index, read_only, &txn);
     if (code != 0) {
         return code;
     }
-    MDB_val key = val_of(version_key, sizeof version_key - 1), value;
-    code = mdb_get(txn, index->meta, &key, &value);
-    if (code == 0) {
-        *found = value.mv_size == 4 ? firni_get_u32(value.mv_data) : 0;
-    }
-    if (!read_only && ((code == MDB_NOTFOUND && may_be_new) ||
-                       (code == 0 && *found >= VERSION_OLDEST && *found < FIRNI_DISK_INDEX_VERSION))) {
+    code = read_form(index, txn, &form);
+    *found = form.version;
+    *fits = code != 0 || fits_key(index, &form, unlock);
+    if (!read_only && *fits &&
+        ((code == MDB_NOTFOUND && may_be_new) ||
+         (code == 0 && form.version >= VERSION_OLDEST && form.version < FIRNI_DISK_INDEX_VERSION))) {
         code = put_version(index, txn);
         *found = FIRNI_DISK_INDEX_VERSION;
     }
-    if (code != 0 || read_only) {
+    if (code != 0 || read_only || !*fits) {
         mdb_txn_abort(txn);
         return code;
     }
@@ -128,11 +178,20 @@ static firn_status fail_open(firni_code code, const char *path, const char *dir,
                       is_incomplete ? "it is not complete" : mdb_strerror(code), dir);
 }
 
+static firn_status fail_key(const char *dir, bool is_locked, firn_error *err)
+{
+    if (is_locked) {
+        return firni_fail(err, FIRN_ERR_KEY, "%s is encrypted, and no key was given; use --cache-key-file FILE", dir);
+    }
+    return firni_fail(err, FIRN_ERR_KEY, "%s was not made with the key that was given; use its own, or another "
+                      "directory", dir);
+}
+
 firn_status firni_index_open(firni_index *index, const char *dir, firni_index_use use, uint64_t budget_bytes,
-                             firn_error *err)
+                             const firni_unlock *unlock, firn_error *err)
 {
     const bool read_only = use == FIRNI_INDEX_READ;
-    *index = (firni_index){ .env = NULL };
+    *index = (firni_index){ .crypt = unlock->crypt };
     char path[FIRNI_DISK_PATH_MAX];
     (void)snprintf(path, sizeof path, "%s/index", dir);
     firni_code code = mdb_env_create(&index->env);
@@ -156,12 +215,17 @@ firn_status firni_index_open(firni_index *index, const char *dir, firni_index_us
         code = open_tables(index, read_only);
     }
     uint32_t version = FIRNI_DISK_INDEX_VERSION;
+    bool fits = true;
     if (code == 0 && use != FIRNI_INDEX_REBUILD) {
-        code = check_version(index, read_only, use == FIRNI_INDEX_NEW, &version);
+        code = check_form(index, read_only, use == FIRNI_INDEX_NEW, unlock, &version, &fits);
     }
     if (code != 0) {
         firni_index_close(index);
         return fail_open(code, path, dir, err);
+    }
+    if (!fits) {
+        firni_index_close(index);
+        return fail_key(dir, index->is_locked, err);
     }
     if (version != FIRNI_DISK_INDEX_VERSION) {
         firni_index_close(index);

@@ -17,6 +17,7 @@
 
 #define ENTRY_BYTES      120u
 #define PLACE_BITS       40u /* of a record's length; above: the 4 KiB pages of the plain record */
+#define DIGEST_AT        48u
 #define STATE_LIVE       0u
 #define STATE_QUARANTINE 1u
 
@@ -96,7 +97,7 @@ static void entry_encode(const firni_entry *entry, uint8_t at[ENTRY_BYTES])
     firni_put_u64(at + 24, entry->place.n_bytes | entry->plain_bytes / FIRNI_RECORD_ALIGN << PLACE_BITS);
     firni_put_u64(at + 32, entry->created_wall_ns);
     firni_put_u64(at + 40, entry->stamp);
-    memcpy(at + 48, entry->digest.bytes, FIRN_DIGEST_BYTES);
+    memcpy(at + DIGEST_AT, entry->digest.bytes, FIRN_DIGEST_BYTES);
     memcpy(at + 80, entry->root.bytes, FIRN_DIGEST_BYTES);
     firni_put_u16(at + 112, entry->n_full);
     firni_put_u16(at + 114, entry->n_window);
@@ -129,7 +130,7 @@ bool firni_entry_decode(const void *bytes, size_t n_bytes, firni_entry *out)
         .stamp = firni_get_u64(at + 40),
         .priority = (int8_t)at[118],
     };
-    memcpy(out->digest.bytes, at + 48, FIRN_DIGEST_BYTES);
+    memcpy(out->digest.bytes, at + DIGEST_AT, FIRN_DIGEST_BYTES);
     memcpy(out->root.bytes, at + 80, FIRN_DIGEST_BYTES);
     return out->n_tokens <= FIRN_BLOCK_TOKENS && out->priority >= FIRN_PRIORITY_MIN &&
            out->priority <= FIRN_PRIORITY_MAX && out->place.n_bytes > 0 &&
@@ -142,19 +143,27 @@ static firni_code put_entry(const firni_index *index, MDB_txn *txn, const firni_
                             unsigned flags)
 {
     uint8_t bytes[ENTRY_BYTES];
+    firni_key stored;
+    firni_code code = firni_index_seal_key(index, key, &stored);
     entry_encode(entry, bytes);
-    MDB_val db_key = val_of(key->bytes, key->n_bytes), value = val_of(bytes, sizeof bytes);
+    code = code == 0 ? firni_index_seal_digest(index, &entry->digest, bytes + DIGEST_AT) : code;
+    if (code != 0) {
+        return code;
+    }
+    MDB_val db_key = val_of(stored.bytes, stored.n_bytes), value = val_of(bytes, sizeof bytes);
     return mdb_put(txn, table_of(index, key->which), &db_key, &value, flags);
 }
 
 firni_code firni_index_get(const firni_index *index, MDB_txn *txn, const firni_key *key, firni_entry *out)
 {
-    MDB_val db_key = val_of(key->bytes, key->n_bytes), value;
-    const firni_code code = mdb_get(txn, table_of(index, key->which), &db_key, &value);
+    firni_key stored;
+    firni_code code = firni_index_seal_key(index, key, &stored);
     if (code != 0) {
         return code;
     }
-    return firni_entry_decode(value.mv_data, value.mv_size, out) ? 0 : MDB_CORRUPTED;
+    MDB_val db_key = val_of(stored.bytes, stored.n_bytes), value;
+    code = mdb_get(txn, table_of(index, key->which), &db_key, &value);
+    return code == 0 ? firni_index_open_entry(index, &value, out) : code;
 }
 
 static firni_rank rank_of(const firni_entry *entry)
@@ -250,8 +259,13 @@ firni_code firni_index_add(const firni_index *index, MDB_txn *txn, const firni_k
 
 firni_code firni_index_remove(const firni_index *index, MDB_txn *txn, const firni_key *key, const firni_entry *entry)
 {
-    MDB_val db_key = val_of(key->bytes, key->n_bytes);
-    firni_code code = mdb_del(txn, table_of(index, key->which), &db_key, NULL);
+    firni_key stored;
+    firni_code code = firni_index_seal_key(index, key, &stored);
+    if (code != 0) {
+        return code;
+    }
+    MDB_val db_key = val_of(stored.bytes, stored.n_bytes);
+    code = mdb_del(txn, table_of(index, key->which), &db_key, NULL);
     if (code == 0) {
         code = firni_index_del_rank(index, txn, rank_of(entry));
     }
@@ -266,22 +280,21 @@ firni_code firni_index_remove(const firni_index *index, MDB_txn *txn, const firn
 firni_code firni_index_has_children(const firni_index *index, MDB_txn *txn, const firn_digest *digest, bool *out)
 {
     *out = false;
-    for (unsigned which = FIRNI_RECORDS; which <= FIRNI_WHICH_LAST && !*out; which++) {
+    uint8_t stored[FIRN_DIGEST_BYTES];
+    firni_code code = firni_index_seal_digest(index, digest, stored);
+    for (unsigned which = FIRNI_RECORDS; which <= FIRNI_WHICH_LAST && !*out && code == 0; which++) {
         MDB_cursor *cursor = NULL;
-        firni_code code = mdb_cursor_open(txn, table_of(index, (firni_which)which), &cursor);
+        code = mdb_cursor_open(txn, table_of(index, (firni_which)which), &cursor);
         if (code != 0) {
             return code;
         }
-        MDB_val key = val_of(digest->bytes, FIRN_DIGEST_BYTES), value;
+        MDB_val key = val_of(stored, sizeof stored), value;
         code = mdb_cursor_get(cursor, &key, &value, MDB_SET_RANGE);
-        *out =
-            code == 0 && key.mv_size >= FIRN_DIGEST_BYTES && memcmp(key.mv_data, digest->bytes, FIRN_DIGEST_BYTES) == 0;
+        *out = code == 0 && key.mv_size >= sizeof stored && memcmp(key.mv_data, stored, sizeof stored) == 0;
         mdb_cursor_close(cursor);
-        if (code != 0 && code != MDB_NOTFOUND) {
-            return code;
-        }
+        code = code == MDB_NOTFOUND ? 0 : code;
     }
-    return 0;
+    return code;
 }
 
 /* Bytes that two keys share at their beginning, in whole tokens. */
@@ -351,23 +364,30 @@ firni_code firni_index_has_checkpoint(const firni_index *index, MDB_txn *txn, co
     return code == MDB_NOTFOUND ? 0 : code;
 }
 
+/* The row that the cursor stands on, opened. */
+static firni_code open_row(const firni_index *index, firni_which which, const MDB_val *db_key, const MDB_val *value,
+                           firni_key *key, firni_entry *entry)
+{
+    const firni_code code = firni_index_open_key(index, which, db_key->mv_data, db_key->mv_size, key);
+    return code == 0 ? firni_index_open_entry(index, value, entry) : code;
+}
+
 firni_code firni_index_next(const firni_index *index, MDB_txn *txn, firni_key *key, firni_entry *entry)
 {
     MDB_cursor *cursor = NULL;
-    firni_code code = mdb_cursor_open(txn, table_of(index, key->which), &cursor);
+    firni_key stored;
+    firni_code code = firni_index_seal_key(index, key, &stored);
+    code = code == 0 ? mdb_cursor_open(txn, table_of(index, key->which), &cursor) : code;
     if (code != 0) {
         return code;
     }
-    MDB_val db_key = val_of(key->bytes, key->n_bytes), value;
-    code = mdb_cursor_get(cursor, &db_key, &value, key->n_bytes == 0 ? MDB_FIRST : MDB_SET_RANGE);
-    if (code == 0 && key->n_bytes > 0 && db_key.mv_size == key->n_bytes &&
-        memcmp(db_key.mv_data, key->bytes, key->n_bytes) == 0) {
+    MDB_val db_key = val_of(stored.bytes, stored.n_bytes), value;
+    code = mdb_cursor_get(cursor, &db_key, &value, stored.n_bytes == 0 ? MDB_FIRST : MDB_SET_RANGE);
+    if (code == 0 && stored.n_bytes > 0 && db_key.mv_size == stored.n_bytes &&
+        memcmp(db_key.mv_data, stored.bytes, stored.n_bytes) == 0) {
         code = mdb_cursor_get(cursor, &db_key, &value, MDB_NEXT);
     }
-    if (code == 0 && (!firni_key_decode(key->which, db_key.mv_data, db_key.mv_size, key) ||
-                      !firni_entry_decode(value.mv_data, value.mv_size, entry))) {
-        code = MDB_CORRUPTED;
-    }
+    code = code == 0 ? open_row(index, key->which, &db_key, &value, key, entry) : code;
     mdb_cursor_close(cursor);
     return code;
 }
@@ -376,19 +396,18 @@ firni_code firni_index_before(const firni_index *index, MDB_txn *txn, const firn
                               firni_entry *entry)
 {
     MDB_cursor *cursor = NULL;
-    firni_code code = mdb_cursor_open(txn, table_of(index, wanted->which), &cursor);
+    firni_key stored;
+    firni_code code = firni_index_seal_key(index, wanted, &stored);
+    code = code == 0 ? mdb_cursor_open(txn, table_of(index, wanted->which), &cursor) : code;
     if (code != 0) {
         return code;
     }
-    MDB_val db_key = val_of(wanted->bytes, wanted->n_bytes), value;
+    MDB_val db_key = val_of(stored.bytes, stored.n_bytes), value;
     code = mdb_cursor_get(cursor, &db_key, &value, MDB_SET_RANGE);
     if (code == 0 || code == MDB_NOTFOUND) {
         code = mdb_cursor_get(cursor, &db_key, &value, code == 0 ? MDB_PREV : MDB_LAST);
     }
-    if (code == 0 && (!firni_key_decode(wanted->which, db_key.mv_data, db_key.mv_size, key) ||
-                      !firni_entry_decode(value.mv_data, value.mv_size, entry))) {
-        code = MDB_CORRUPTED;
-    }
+    code = code == 0 ? open_row(index, wanted->which, &db_key, &value, key, entry) : code;
     mdb_cursor_close(cursor);
     return code;
 }

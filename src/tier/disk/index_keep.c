@@ -6,6 +6,7 @@
  *
  * The value says again what the key is made of, so that rows can be listed. Owns the byte form (docs/FORMAT.md).
  */
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -43,15 +44,21 @@ uint64_t firni_kept_bytes(const firni_kept *row)
 firni_code firni_index_put_kept(const firni_index *index, MDB_txn *txn, firni_kept_table table,
                                 const firn_digest *identity, const firni_kept *row)
 {
-    firn_digest digest = firni_kept_key(table, identity, row->ns, row->name);
-    const size_t n_ns = strlen(row->ns), n_name = strlen(row->name);
-    MDB_val key = { .mv_size = sizeof digest.bytes, .mv_data = digest.bytes };
-    MDB_val value = { .mv_size = (size_t)firni_kept_bytes(row), .mv_data = NULL };
-    const firni_code code = mdb_put(txn, table_of(index, table), &key, &value, MDB_RESERVE);
+    const firn_digest digest = firni_kept_key(table, identity, row->ns, row->name);
+    const size_t n_ns = strlen(row->ns), n_name = strlen(row->name), n_plain = (size_t)firni_kept_bytes(row);
+    uint8_t stored[FIRN_DIGEST_BYTES];
+    firni_code code = firni_index_seal_digest(index, &digest, stored);
+    if (code != 0) {
+        return code;
+    }
+    MDB_val key = { .mv_size = sizeof stored, .mv_data = stored };
+    MDB_val value = { .mv_size = n_plain + firni_index_row_surplus(index), .mv_data = NULL };
+    code = mdb_put(txn, table_of(index, table), &key, &value, MDB_RESERVE);
     if (code != 0) {
         return code;
     }
     uint8_t *at = value.mv_data;
+    const size_t n_clear = ROW_FIXED_BYTES + n_ns + 1;
     firni_put_u64(at, row->until_wall_ns);
     firni_put_u64(at + 8, row->used_wall_ns);
     firni_put_u32(at + 16, row->n_tokens);
@@ -64,70 +71,129 @@ firni_code firni_index_put_kept(const firni_index *index, MDB_txn *txn, firni_ke
     if (row->n_tokens > 0) {
         memcpy(at + n_ns + n_name + 2, row->tokens, 4 * (size_t)row->n_tokens);
     }
-    return 0;
+    return firni_index_seal_row(index, stored, value.mv_data, n_clear, n_plain - n_clear);
 }
 
-static bool decode(const MDB_val *value, firni_kept *out)
+void firni_kept_release(const firn_env *env, firni_kept *row)
+{
+    if (row->opened != NULL) {
+        firni_crypt_forget(row->opened, row->n_opened);
+        firni_free(env, row->opened);
+        row->opened = NULL;
+    }
+}
+
+/* Opens name and tokens of a sealed row into memory of its own; of a locked one there are none. */
+static firni_code open_secret(const firni_index *index, const firn_env *env, const uint8_t *key, const uint8_t *row,
+                              size_t n_clear, size_t n_secret, firni_kept *out)
+{
+    if (index->is_locked) {
+        out->name = "";
+        out->tokens = NULL;
+        out->n_tokens = 0;
+        return 0;
+    }
+    out->opened = firni_calloc(env, n_secret, 1);
+    if (out->opened == NULL) {
+        return ENOMEM;
+    }
+    out->n_opened = n_secret;
+    const firni_code code = firni_index_open_row(index, key, row, n_clear, n_secret, out->opened);
+    out->name = (const char *)out->opened;
+    return code;
+}
+
+/* On failure *out holds nothing. */
+static firni_code decode(const firni_index *index, const firn_env *env, const uint8_t *key, const MDB_val *value,
+                         firni_kept *out)
 {
     const uint8_t *at = value->mv_data;
+    *out = (firni_kept){ .opened = NULL };
     if (value->mv_size < ROW_FIXED_BYTES + 2) {
-        return false;
+        return MDB_CORRUPTED;
     }
     *out = (firni_kept){ .until_wall_ns = firni_get_u64(at),
                          .used_wall_ns = firni_get_u64(at + 8),
                          .n_tokens = firni_get_u32(at + 16) };
-    const size_t n_ns = firni_get_u16(at + 20), n_name = firni_get_u16(at + 22);
-    const uint64_t n_bytes = ROW_FIXED_BYTES + n_ns + n_name + 2 + UINT64_C(4) * out->n_tokens;
-    if (value->mv_size != n_bytes || n_ns > FIRN_NAMESPACE_BYTES_MAX || at[ROW_FIXED_BYTES + n_ns] != 0 ||
-        at[ROW_FIXED_BYTES + n_ns + 1 + n_name] != 0) {
-        return false;
+    const size_t n_ns = firni_get_u16(at + 20), n_name = firni_get_u16(at + 22), n_clear = ROW_FIXED_BYTES + n_ns + 1;
+    const uint64_t n_bytes = n_clear + n_name + 1 + UINT64_C(4) * out->n_tokens;
+    if (value->mv_size != n_bytes + firni_index_row_surplus(index) || n_ns > FIRN_NAMESPACE_BYTES_MAX ||
+        at[n_clear - 1] != 0) {
+        return MDB_CORRUPTED;
     }
     out->ns = (const char *)at + ROW_FIXED_BYTES;
-    out->name = out->ns + n_ns + 1;
-    out->tokens = at + ROW_FIXED_BYTES + n_ns + n_name + 2;
-    return true;
+    out->name = (const char *)at + n_clear;
+    firni_code code = 0;
+    if (index->crypt != NULL || index->is_locked) {
+        code = open_secret(index, env, key, at, n_clear, (size_t)n_bytes - n_clear, out);
+    }
+    if (code == 0 && !index->is_locked) {
+        out->tokens = (const uint8_t *)out->name + n_name + 1;
+        code = out->name[n_name] == '\0' ? 0 : MDB_CORRUPTED;
+    }
+    if (code != 0) {
+        firni_kept_release(env, out);
+    }
+    return code;
 }
 
 firni_code firni_index_get_kept(const firni_index *index, MDB_txn *txn, firni_kept_table table, const firn_digest *key,
-                                firni_kept *out)
+                                const firn_env *env, firni_kept *out)
 {
-    firn_digest digest = *key;
-    MDB_val db_key = { .mv_size = sizeof digest.bytes, .mv_data = digest.bytes }, value;
-    const firni_code code = mdb_get(txn, table_of(index, table), &db_key, &value);
-    return code != 0 ? code : decode(&value, out) ? 0 : MDB_CORRUPTED;
+    *out = (firni_kept){ .opened = NULL };
+    uint8_t stored[FIRN_DIGEST_BYTES];
+    firni_code code = firni_index_seal_digest(index, key, stored);
+    if (code == 0) {
+        MDB_val db_key = { .mv_size = sizeof stored, .mv_data = stored }, value;
+        code = mdb_get(txn, table_of(index, table), &db_key, &value);
+        code = code == 0 ? decode(index, env, stored, &value, out) : code;
+    }
+    return code;
 }
 
 firni_code firni_index_del_kept(const firni_index *index, MDB_txn *txn, firni_kept_table table, const firn_digest *key)
 {
-    firn_digest digest = *key;
-    MDB_val db_key = { .mv_size = sizeof digest.bytes, .mv_data = digest.bytes };
-    return mdb_del(txn, table_of(index, table), &db_key, NULL);
+    uint8_t stored[FIRN_DIGEST_BYTES];
+    const firni_code code = firni_index_seal_digest(index, key, stored);
+    MDB_val db_key = { .mv_size = sizeof stored, .mv_data = stored };
+    return code == 0 ? mdb_del(txn, table_of(index, table), &db_key, NULL) : code;
+}
+
+/* Whether a row is of another model: to be passed over. */
+static bool is_of_other(const MDB_val *value, const firn_digest *identity)
+{
+    return value->mv_size >= ROW_FIXED_BYTES &&
+           memcmp((const uint8_t *)value->mv_data + 24, identity->bytes, sizeof identity->bytes) != 0;
 }
 
 firni_code firni_index_next_kept(const firni_index *index, MDB_txn *txn, firni_kept_table table,
-                                 const firn_digest *identity, firn_digest *key, firni_kept *out)
+                                 const firn_digest *identity, const firn_env *env, firn_digest *key, firni_kept *out)
 {
+    *out = (firni_kept){ .opened = NULL };
     MDB_cursor *cursor = NULL;
-    firni_code code = mdb_cursor_open(txn, table_of(index, table), &cursor);
+    uint8_t start[FIRN_DIGEST_BYTES];
+    firni_code code = firni_index_seal_digest(index, key, start);
+    code = code == 0 ? mdb_cursor_open(txn, table_of(index, table), &cursor) : code;
     if (code != 0) {
         return code;
     }
-    firn_digest start = *key;
-    MDB_val db_key = { .mv_size = sizeof start.bytes, .mv_data = start.bytes }, value;
+    MDB_val db_key = { .mv_size = sizeof start, .mv_data = start }, value;
     code = mdb_cursor_get(cursor, &db_key, &value, MDB_SET_RANGE);
-    if (code == 0 && db_key.mv_size == sizeof start.bytes &&
-        memcmp(db_key.mv_data, start.bytes, sizeof start.bytes) == 0) {
+    if (code == 0 && db_key.mv_size == sizeof start && memcmp(db_key.mv_data, start, sizeof start) == 0) {
         code = mdb_cursor_get(cursor, &db_key, &value, MDB_NEXT);
     }
-    while (code == 0 && db_key.mv_size == sizeof key->bytes && decode(&value, out) &&
-           memcmp((const uint8_t *)value.mv_data + 24, identity->bytes, sizeof identity->bytes) != 0) {
-        code = mdb_cursor_get(cursor, &db_key, &value, MDB_NEXT); /* another model's */
-    }
-    if (code == 0 && (db_key.mv_size != sizeof key->bytes || !decode(&value, out))) {
-        code = MDB_CORRUPTED;
+    while (code == 0 && is_of_other(&value, identity)) {
+        code = mdb_cursor_get(cursor, &db_key, &value, MDB_NEXT);
     }
     if (code == 0) {
-        memcpy(key->bytes, db_key.mv_data, sizeof key->bytes);
+        code = db_key.mv_size == sizeof key->bytes ? decode(index, env, db_key.mv_data, &value, out)
+                                                   : MDB_CORRUPTED;
+    }
+    if (code == 0) {
+        code = firni_index_open_digest(index, db_key.mv_data, key);
+    }
+    if (code != 0) {
+        firni_kept_release(env, out);
     }
     mdb_cursor_close(cursor);
     return code;

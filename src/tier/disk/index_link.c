@@ -19,18 +19,22 @@
 #define FROM_SOURCE  0u
 #define FROM_TARGET  1u
 
-static void link_key(uint8_t bytes[LINK_BYTES], uint8_t direction, const firn_digest *from, const firn_digest *to)
+static firni_code link_key(const firni_index *index, uint8_t bytes[LINK_BYTES], uint8_t direction,
+                           const firn_digest *from, const firn_digest *to)
 {
     bytes[0] = direction;
-    memcpy(bytes + 1, from->bytes, FIRN_DIGEST_BYTES);
-    memcpy(bytes + 1 + FIRN_DIGEST_BYTES, to->bytes, FIRN_DIGEST_BYTES);
+    const firni_code code = firni_index_seal_digest(index, from, bytes + 1);
+    return code == 0 ? firni_index_seal_digest(index, to, bytes + 1 + FIRN_DIGEST_BYTES) : code;
 }
 
 static firni_code put_row(const firni_index *index, MDB_txn *txn, uint8_t direction, const firn_digest *from,
                           const firn_digest *to)
 {
     uint8_t bytes[LINK_BYTES], nothing = 0;
-    link_key(bytes, direction, from, to);
+    const firni_code code = link_key(index, bytes, direction, from, to);
+    if (code != 0) {
+        return code;
+    }
     MDB_val key = { .mv_size = sizeof bytes, .mv_data = bytes }, value = { .mv_size = 1, .mv_data = &nothing };
     return mdb_put(txn, index->links, &key, &value, 0);
 }
@@ -39,9 +43,12 @@ static firni_code del_row(const firni_index *index, MDB_txn *txn, uint8_t direct
                           const firn_digest *to)
 {
     uint8_t bytes[LINK_BYTES];
-    link_key(bytes, direction, from, to);
+    firni_code code = link_key(index, bytes, direction, from, to);
+    if (code != 0) {
+        return code;
+    }
     MDB_val key = { .mv_size = sizeof bytes, .mv_data = bytes };
-    const firni_code code = mdb_del(txn, index->links, &key, NULL);
+    code = mdb_del(txn, index->links, &key, NULL);
     return code == MDB_NOTFOUND ? 0 : code;
 }
 
@@ -57,9 +64,9 @@ static firni_code next_row(const firni_index *index, MDB_txn *txn, uint8_t direc
                            firn_digest *to)
 {
     uint8_t bytes[LINK_BYTES];
-    link_key(bytes, direction, from, to);
+    firni_code code = link_key(index, bytes, direction, from, to);
     MDB_cursor *cursor = NULL;
-    firni_code code = mdb_cursor_open(txn, index->links, &cursor);
+    code = code == 0 ? mdb_cursor_open(txn, index->links, &cursor) : code;
     if (code != 0) {
         return code;
     }
@@ -72,7 +79,7 @@ static firni_code next_row(const firni_index *index, MDB_txn *txn, uint8_t direc
         code = MDB_NOTFOUND;
     }
     if (code == 0) {
-        memcpy(to->bytes, (const uint8_t *)key.mv_data + 1 + FIRN_DIGEST_BYTES, FIRN_DIGEST_BYTES);
+        code = firni_index_open_digest(index, (const uint8_t *)key.mv_data + 1 + FIRN_DIGEST_BYTES, to);
     }
     mdb_cursor_close(cursor);
     return code;

@@ -55,9 +55,14 @@ firni_code firni_index_put_rank(const firni_index *index, MDB_txn *txn, const fi
 {
     rank_key place = key_of_rank(index, rank);
     uint8_t bytes[1 + FIRNI_KEY_BYTES_MAX];
+    firni_key stored;
+    const firni_code code = firni_index_seal_key(index, key, &stored);
+    if (code != 0) {
+        return code;
+    }
     bytes[0] = (uint8_t)key->which;
-    memcpy(bytes + 1, key->bytes, key->n_bytes);
-    MDB_val db_key = val_of(place.bytes, place.n_bytes), value = val_of(bytes, 1 + (size_t)key->n_bytes);
+    memcpy(bytes + 1, stored.bytes, stored.n_bytes);
+    MDB_val db_key = val_of(place.bytes, place.n_bytes), value = val_of(bytes, 1 + (size_t)stored.n_bytes);
     return mdb_put(txn, place.table, &db_key, &value, MDB_NOOVERWRITE);
 }
 
@@ -114,11 +119,11 @@ static firni_code first_row(const firni_index *index, MDB_txn *txn, firni_rank r
     code = mdb_cursor_get(cursor, &db_key, &value, MDB_SET_RANGE);
     if (code == 0) {
         const uint8_t *at = value.mv_data, *rank_at = db_key.mv_data;
-        const bool is_key = db_key.mv_size == place.n_bytes && value.mv_size > 1 && at[0] >= FIRNI_RECORDS &&
-                            at[0] <= FIRNI_WHICH_LAST &&
-                            firni_key_decode((firni_which)at[0], at + 1, value.mv_size - 1, key);
-        *priority = rank.priority == 0 || !is_key ? 0 : (int)rank_at[0] - RANK_BIAS;
-        code = is_key ? 0 : MDB_CORRUPTED;
+        const bool is_rank = db_key.mv_size == place.n_bytes && value.mv_size > 1 && at[0] >= FIRNI_RECORDS &&
+                             at[0] <= FIRNI_WHICH_LAST;
+        code = is_rank ? firni_index_open_key(index, (firni_which)at[0], at + 1, value.mv_size - 1, key)
+                       : MDB_CORRUPTED;
+        *priority = rank.priority == 0 || code != 0 ? 0 : (int)rank_at[0] - RANK_BIAS;
     }
     mdb_cursor_close(cursor);
     return code;

@@ -360,7 +360,7 @@ static firn_status open_index(firni_volume *volume, const firni_volume_options *
     const firni_index_use use = options->read_only      ? FIRNI_INDEX_READ
                                 : list->n_segments == 0 ? FIRNI_INDEX_NEW
                                                         : FIRNI_INDEX_WRITE;
-    return firni_index_open(&volume->index, options->dir, use, options->budget_bytes, err);
+    return firni_index_open(&volume->index, options->dir, use, options->budget_bytes, &options->unlock, err);
 }
 
 /* Steps 3 to 5. */
@@ -380,7 +380,8 @@ static firn_status attach_index(firni_volume *volume, const firni_volume_options
     return status == FIRN_OK ? recover(volume, list, last_stamp, err) : status;
 }
 
-firn_status firni_volume_new_index(firni_volume *volume, uint64_t budget_bytes, firn_error *err)
+firn_status firni_volume_new_index(firni_volume *volume, uint64_t budget_bytes, const firni_crypt *crypt,
+                                   firn_error *err)
 {
     assert(volume->index.env == NULL && !volume->read_only);
     const firn_io *io = firni_io(volume->env);
@@ -393,9 +394,11 @@ firn_status firni_volume_new_index(firni_volume *volume, uint64_t budget_bytes, 
             return firni_fail_os(err, -code, "cannot remove %s", path);
         }
     }
+    const firni_unlock unlock = { .crypt = crypt };
     const int code = make_index_lock(volume);
     return code < 0 ? firni_fail_os(err, -code, "cannot make an index in %s", volume->dir)
-                    : firni_index_open(&volume->index, volume->dir, FIRNI_INDEX_REBUILD, budget_bytes, err);
+                    : firni_index_open(&volume->index, volume->dir, FIRNI_INDEX_REBUILD, budget_bytes, &unlock,
+                                       err);
 }
 
 firn_status firni_volume_open(const firni_volume_options *options, const firn_env *env, firni_volume **out,
