@@ -38,7 +38,6 @@ static void publish_stats(firn_engine *engine)
     /* These two are counted by the submitting threads. */
     engine->stats.n_submitted = engine->published.n_submitted;
     engine->stats.n_refused = engine->published.n_refused;
-    engine->stats.n_generation_checkpoints = engine->n_generation_checkpoints;
     engine->published = engine->stats;
     (void)pthread_mutex_unlock(&engine->mutex);
 }
@@ -343,6 +342,7 @@ void firn_engine_get_stats(firn_engine *engine, firn_engine_stats *out)
 {
     (void)pthread_mutex_lock(&engine->mutex);
     *out = engine->published;
+    out->n_generation_checkpoints = engine->n_generation_checkpoints; /* stored while the engine may be idle */
     (void)pthread_mutex_unlock(&engine->mutex);
     /* These keep their own locks and are read fresh. */
     firn_pool_get_stats(engine->options.pool, &out->pool);

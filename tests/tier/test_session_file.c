@@ -100,9 +100,9 @@ static void every_flipped_bit_and_every_cut_is_noticed(void **state)
     fixture_init(&fix, NULL, &(fixture_options){ .schema = FIXTURE_ALL });
     write_session(&fix, tokens, 200, &file);
     for (size_t at = 0; at < file.n; at += at < 2048 ? 1 : 509) {
-        file.bytes[at] ^= 1u << (at % 8);
+        file.bytes[at] = (uint8_t)(file.bytes[at] ^ 1u << at % 8);
         assert_int_not_equal(read_bytes(&fix, &file, NULL), FIRN_OK);
-        file.bytes[at] ^= 1u << (at % 8);
+        file.bytes[at] = (uint8_t)(file.bytes[at] ^ 1u << at % 8);
     }
     const size_t n = file.n;
     for (file.n = 0; file.n < n; file.n += file.n < 200 ? 7 : 3001) {
