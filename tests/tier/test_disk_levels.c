@@ -106,7 +106,7 @@ static void children_do_not_see_each_other(void **in)
     assert_false(after.diverged);
     firn_tier_release(s.tier, after.handle);
     for (unsigned i = 0; i < 3; i++) {
-        static const char *const strangers[] = { "alice", "", "other\x1f" "alice" };
+        static const char *const strangers[] = { "alice", "", "other\037alice" };
         after = firn_tier_find(s.tier, s.a, N + 1, strangers[i]);
         assert_null(after.handle);
         assert_int_equal(after.matched_len, 0);
