@@ -56,7 +56,7 @@ static void answers_are_those_of_plain_decoding_to_the_bit(void **state)
             test_answer *answers = on ? drafted : plain;
             for (uint32_t i = 0; i < 2 * N_TEXTS; i++) {
                 const uint32_t n_prompt = encode(&stack, texts[i / 2], prompts[i / 2]);
-                firn_request request = make_request(prompts[i / 2], n_prompt, 70 + i);
+                firn_request request = make_request(prompts[i / 2], n_prompt, 110 + i);
                 if (i % 2 == 1) {
                     request.sampling = (firn_sampling){ .temperature = 0.8f, .top_p = 0.9f, .has_seed = true, .seed = i,
                                                         .presence_penalty = 0.2f, .repetition_penalty = 1.1f };
