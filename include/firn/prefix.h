@@ -12,8 +12,9 @@
  *     be cut after any token. Window layers need the blocks before the position: a node may lack them. Layers with a
  *     fixed-size state need a *checkpoint* at exactly the position: the state of all of them, which put() leaves at the
  *     rows' own count.
- *   - acquire() finds the longest usable prefix of a prompt in RAM and in the tier below, starts the read when the tier
- *     has more, and pins what it promised. Identical reads in flight are joined.
+ *   - acquire() finds the longest usable prefix of a prompt in RAM, and asks the tier below for more on a thread of its
+ *     own; the read is started when there is more, and what was promised is pinned. Identical lookups and reads in
+ *     flight are joined.
  *   - A read is started only when it is expected to be faster than computing what it brings: the rates of both are
  *     measured. One that turns out slower is given up after about a tenth of the time that computing takes. A read that
  *     nobody waits for any more ends early. Of what RAM has nothing is read.
@@ -53,7 +54,7 @@ typedef struct firn_prefix_options {
     uint64_t budget_bytes;         /* most bytes of blocks the tree may reference; 0: the pool's budget */
     uint32_t min_tokens;           /* shortest prefix worth reusing or keeping; 0: 16 */
     uint32_t write_queue_max;      /* stores waiting for the worker; 0: 64 */
-    uint64_t restore_deadline_ns;  /* longest wait for a tier read; 0: 10 s */
+    uint64_t restore_deadline_ns;  /* longest wait for the tier, its answer and its read together; 0: 10 s */
     bool restore_always;           /* read also where computing is expected to be faster: for measurements and tests */
     uint64_t compute_ns_min;       /* time that computing one token takes at least, until it has been measured; 0: not known */
     uint64_t layered_bytes_min;    /* reads of so much or more arrive layer by layer; 0: 16 MiB */
@@ -68,7 +69,9 @@ typedef struct firn_prefix_options {
 
 firn_status firn_prefix_create(const firn_prefix_options *options, const firn_env *env, firn_prefix **out, firn_error *err);
 /* Waits for the store and the reads in progress, drops the rest of the queue (call firn_prefix_flush first to keep it),
- * releases all nodes. All leases released before. Accepts NULL. */
+ * releases all nodes. All leases released before. Accepts NULL. A lookup that the tier does not answer is left behind
+ * after restore_deadline_ns. A store or a read is not, since it uses memory of the pool: a tier whose store never
+ * returns, or that never answers a read, holds this call up for as long. */
 void firn_prefix_destroy(firn_prefix *prefix);
 
 /* What a lease found. Its reason says why it is not more:
@@ -78,7 +81,7 @@ void firn_prefix_destroy(firn_prefix *prefix);
  *   BELOW_MIN    something matches, but less than min_tokens
  *   BREAKEVEN    the tier has less than min_tokens more than RAM, or reading it would take longer than computing it
  *   FAMILY_MISSING  more tokens are stored, but not with the window or the state that resuming them takes
- *   DEADLINE     a read did not end in time; until it has ended, no other is waited for
+ *   DEADLINE     a lookup in the tier or a read did not end in time; until it has ended, no other is waited for
  *   NO_MEMORY    there is no room for what would be read, or no place in the tree for what was
  * or the reason that the tier gave for a failed read or, when RAM matches less than the tier, for a miss. */
 typedef struct firn_lease_info {
@@ -89,7 +92,7 @@ typedef struct firn_lease_info {
     uint32_t first_divergence;/* first prompt token that no stored state covers; the prompt's length: all are stored */
     bool diverged;            /* a stored token differs there (false: the stored tokens simply end) */
     firn_token stored_token;  /* the stored side, when diverged */
-    uint64_t restore_ns;      /* time the tier read took; 0 without one */
+    uint64_t restore_ns;      /* time the tier read took, or the tier was waited for in vain; 0 without one */
 } firn_lease_info;
 
 /* Starts a lookup of prompt[0..n_tokens) in namespace ns (NULL: ""). At least one token is left to compute, unless the
@@ -101,7 +104,8 @@ firn_status firn_prefix_acquire(firn_prefix *prefix, const firn_token *prompt, u
 /* The same for a request of this priority: a read for it evicts nothing that is worth more. */
 firn_status firn_prefix_acquire_with(firn_prefix *prefix, const firn_token *prompt, uint32_t n_tokens, const char *ns,
                                      int priority, firn_lease **out, firn_error *err);
-/* True when no read is in flight for it any more (at once for a RAM hit or a miss; after the deadline at the latest). */
+/* True when neither a lookup nor a read of the tier is in flight for it any more: at once without a tier, or when RAM
+ * has all that could be used of the prompt; after the deadline at the latest. */
 bool firn_lease_ready(firn_lease *lease);
 /* The result; call only when ready. */
 firn_lease_info firn_lease_result(firn_lease *lease);
@@ -201,6 +205,8 @@ typedef struct firn_prefix_stats {
     uint64_t n_checkpoints_dropped; /* by the retention rule */
     uint64_t wasted_bytes;        /* restored from the tier and then not used */
     uint64_t restored_bytes;      /* that the tier delivered; wasted_bytes is a part of it */
+    uint64_t n_finds;             /* lookups in the tier */
+    uint64_t n_finds_joined;      /* prompts that waited for the answer to another one that was the same */
     uint64_t n_restores;          /* reads of the tier that were started */
     uint64_t n_restores_joined;   /* lookups that waited for a read in flight */
     uint64_t n_restores_refused;  /* by the gate: computing is expected to be faster */

@@ -85,6 +85,8 @@ void firni_inbox_drain(firn_prefix *prefix)
         firni_message *next = message->next;
         if (message->kind == FIRNI_MESSAGE_STORED) {
             firni_job_ended(prefix, (firni_job *)message);
+        } else if (message->kind == FIRNI_MESSAGE_FOUND) {
+            firni_find_ended(prefix, (firni_find *)message);
         } else {
             firni_read_ended(prefix, (firni_read *)message);
         }

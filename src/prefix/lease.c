@@ -2,9 +2,10 @@
  * Leases: what one request was promised. Owns the lookup in RAM, the decision whether a read below is worth it, the
  * pins, and the explanation of what was found.
  *
- *      acquire ---- RAM has enough, or the tier has no more, or a read cannot start ------------------> ready
- *         '-------- waits for a read ---- it ended, or was too slow: look in RAM once more -----------> ready
- *                         '-------------- release: the read ends early, unless others wait
+ *      acquire ---- RAM has enough, or there is no tier ----------------------------------------------> ready
+ *         '-------- waits for a lookup -- it has no more, or took too long, or a read cannot start ---> ready
+ *                         '-------------- waits for a read -- it ended, or was too slow: RAM again ---> ready
+ *                                               '-------- release: it ends early, unless others wait
  *
  * A lease pins one node, the deepest it uses: its ancestors have a child and therefore stay, and the window blocks
  * among them that it needs are held. It also has references of its own to the blocks of that node, because a tail that
@@ -84,7 +85,8 @@ static firni_node *find_in_levels(firn_lease *lease, uint32_t n_max)
     return best;
 }
 
-/* Looks the prompt up in the tree and pins what can be used of it, instead of what was pinned before. */
+/* Looks the prompt up in the tree and pins what can be used of it, instead of what was pinned before. The stamp says
+ * whether anything has been used or put in since. */
 static void hold_ram(firn_lease *lease)
 {
     firn_prefix *prefix = lease->prefix;
@@ -109,6 +111,7 @@ static void hold_ram(firn_lease *lease)
         take_held(lease);
     }
     let_go(prefix, before, first_before);
+    lease->stamp = prefix->stamp;
 }
 
 /* A reason of the tier that says more than "there is nothing more". */
@@ -168,7 +171,7 @@ static firn_reason explain(const firn_lease *lease, firn_reason failure)
 
 void firni_lease_finish(firn_lease *lease, firn_reason failure, uint64_t restore_ns)
 {
-    assert(!lease->ready && lease->read == NULL);
+    assert(!lease->ready && lease->read == NULL && lease->find == NULL);
     firn_prefix_stats *stats = &lease->prefix->stats;
     firn_lease_info *info = &lease->info;
     /* The read has put its state into the tree; or, when it failed, another request may have put its own. */
@@ -213,22 +216,54 @@ static uint32_t reachable(const firn_lease *lease, uint32_t n_tokens)
     return prefix->families.n_fixed > 0 ? 0 : match.node->first_token;
 }
 
-/* Asks the tier whether it has more, and waits for it when the gain is worth a read. Returns why not, or NONE. */
+/* Asks the tier whether it has more, unless it could not be worth a read. The wait for its answer is bounded as one for
+ * a read is: by the deadline, and by a share of the time that computing takes. Returns why it is not asked, or NONE. */
 static firn_reason look_below(firn_lease *lease)
 {
     firn_prefix *prefix = lease->prefix;
-    firn_tier *tier = prefix->options.tier;
-    const firn_match match = firn_tier_find(tier, lease->prompt, lease->n_prompt, lease->ns);
-    lease->below = match;         /* kept for the explanation */
-    lease->below.handle = NULL;   /* goes to the read, or back */
     const uint32_t n_held = lease->info.n_tokens;
-    const uint32_t n_below = reachable(lease, match.prefix_len);
-    /* The same measure as for keeping: below min_tokens a prefix is sooner computed than fetched. */
-    if (match.handle != NULL && n_below >= n_held + prefix->options.min_tokens) {
-        return firni_read_start(prefix, lease, &match);
+    if (prefix->options.tier == NULL || n_held + 1 >= lease->n_prompt ||
+        lease->n_prompt <= prefix->options.min_tokens) {
+        return FIRN_REASON_NONE;
     }
-    firn_tier_release(tier, match.handle);
+    lease->compute_ns = prefix->options.restore_always
+                            ? 0.0
+                            : firni_gate_compute_ns(&prefix->gate, n_held, lease->n_prompt - 1);
+    lease->since_ns = firni_now_ns(prefix->env);
+    const uint64_t patience_ns = firni_gate_patience_ns(lease->compute_ns);
+    lease->look_ns = patience_ns < UINT64_MAX - lease->since_ns ? lease->since_ns + patience_ns : UINT64_MAX;
+    return firni_find_start(prefix, lease);
+}
+
+/* Waits for what the tier has more when the gain is worth a read. Returns why not, or NONE. */
+static firn_reason read_below(firn_lease *lease, firn_match *match)
+{
+    const uint32_t n_held = lease->info.n_tokens;
+    const uint32_t n_below = reachable(lease, match->prefix_len);
+    /* The same measure as for keeping: below min_tokens a prefix is sooner computed than fetched. */
+    if (n_below >= n_held + lease->prefix->options.min_tokens) {
+        return firni_read_start(lease->prefix, lease, match);
+    }
     return n_below > n_held && n_held > 0 ? FIRN_REASON_BREAKEVEN : FIRN_REASON_NONE;
+}
+
+void firni_lease_found(firn_lease *lease, firn_match *match, uint64_t took_ns)
+{
+    lease->below = *match;        /* kept for the explanation */
+    lease->below.handle = NULL;   /* goes to the read, or back */
+    /* Requests that ran meanwhile may have put more of the prompt. */
+    if (lease->stamp != lease->prefix->stamp) {
+        hold_ram(lease);
+    }
+    lease->info.ram_tokens = lease->info.n_tokens;
+    lease->waited = false;
+    /* A read's wait is counted together with the tier's own time for the answer; how long that lay in the inbox while
+     * a step was computed is not the tier's. */
+    lease->since_ns = firni_now_ns(lease->prefix->env) - took_ns;
+    const firn_reason failure = read_below(lease, match);
+    if (lease->read == NULL) {
+        firni_lease_finish(lease, failure, 0);
+    }
 }
 
 /* Counts the prompt's blocks as asked for, once a request: what is put of it afterwards is no second sighting. */
@@ -291,11 +326,8 @@ firn_status firn_prefix_acquire_with(firn_prefix *prefix, const firn_token *prom
     lease->deadline_ns = firni_now_ns(prefix->env) + prefix->options.restore_deadline_ns;
     hold_ram(lease);
     lease->info.ram_tokens = lease->info.n_tokens;
-    firn_reason failure = FIRN_REASON_NONE;
-    if (prefix->options.tier != NULL && lease->info.n_tokens + 1 < n_tokens) {
-        failure = look_below(lease);
-    }
-    if (lease->read == NULL) {
+    const firn_reason failure = look_below(lease);
+    if (lease->find == NULL) {
         firni_lease_finish(lease, failure, 0);
     }
     *out = lease;
@@ -310,13 +342,14 @@ fail:
     return firni_fail(err, FIRN_ERR_NO_MEMORY, "no memory for a lookup of %u tokens", n_tokens);
 }
 
-/* How far the read is, against the time that computing takes. */
+/* How far the read is, against the time that computing takes. A lookup does not say how far it is: it has its share of
+ * that time. */
 static bool is_too_slow(firn_lease *lease, uint64_t now_ns)
 {
     firn_prefix *prefix = lease->prefix;
     firni_read *read = lease->read;
-    if (now_ns < lease->look_ns) {
-        return false;
+    if (now_ns < lease->look_ns || read == NULL) {
+        return now_ns >= lease->look_ns;
     }
     firni_inbox *inbox = &prefix->inbox;
     (void)pthread_mutex_lock(&inbox->mutex);
@@ -333,16 +366,27 @@ static bool is_too_slow(firn_lease *lease, uint64_t now_ns)
 static void stop_waiting(firn_lease *lease, firn_reason reason, uint64_t now_ns)
 {
     firni_early_destroy(lease);
+    firni_find_leave(lease);
     firni_read_leave(lease);
     firni_lease_finish(lease, reason, now_ns - lease->since_ns);
+}
+
+/* When it waits no longer, whatever happens. A lookup waits for those before it, so what holds them up is its end too. */
+static uint64_t wait_end_ns(const firn_lease *lease)
+{
+    const uint64_t stuck_ns = lease->find != NULL ? firni_finds_stuck_at_ns(lease->prefix) : UINT64_MAX;
+    return stuck_ns < lease->deadline_ns ? stuck_ns : lease->deadline_ns;
 }
 
 /* The read itself may go on: for others, or to its next part. */
 static void expire(firn_lease *lease, uint64_t now_ns)
 {
-    if (lease->read != NULL && now_ns >= lease->deadline_ns) {
+    if (lease->ready) {
+        return;
+    }
+    if (now_ns >= wait_end_ns(lease)) {
         stop_waiting(lease, FIRN_REASON_DEADLINE, now_ns);
-    } else if (lease->read != NULL && is_too_slow(lease, now_ns)) {
+    } else if (is_too_slow(lease, now_ns)) {
         lease->prefix->stats.n_restores_given_up++;
         stop_waiting(lease, FIRN_REASON_BREAKEVEN, now_ns);
     }
@@ -359,8 +403,9 @@ uint64_t firni_leases_next_deadline(const firn_prefix *prefix)
 {
     uint64_t next_ns = UINT64_MAX;
     for (const firn_lease *lease = prefix->leases; lease != NULL; lease = lease->next) {
-        if (lease->read != NULL) {
-            const uint64_t look_ns = lease->look_ns < lease->deadline_ns ? lease->look_ns : lease->deadline_ns;
+        if (!lease->ready) {
+            const uint64_t end_ns = wait_end_ns(lease);
+            const uint64_t look_ns = lease->look_ns < end_ns ? lease->look_ns : end_ns;
             next_ns = look_ns < next_ns ? look_ns : next_ns;
         }
     }
@@ -405,6 +450,7 @@ void firn_lease_release(firn_lease *lease)
     }
     firn_prefix *prefix = lease->prefix;
     firni_early_destroy(lease);
+    firni_find_leave(lease);
     firni_read_leave(lease);
     firni_logits_release(prefix, lease->logits);
     drop_held(lease);

@@ -98,6 +98,9 @@ firn_status firn_prefix_create(const firn_prefix_options *options, const firn_en
     if (status == FIRN_OK && prefix->options.tier != NULL) {
         status = firni_writer_init(prefix, err);
     }
+    if (status == FIRN_OK && prefix->options.tier != NULL) {
+        status = firni_finder_init(prefix, err);
+    }
     if (status != FIRN_OK) {
         firn_prefix_destroy(prefix);
         return status;
@@ -125,6 +128,7 @@ void firn_prefix_destroy(firn_prefix *prefix)
     }
     assert(prefix->leases == NULL);
     prefix->closing = true; /* what still arrives is counted and dropped */
+    firni_finder_deinit(prefix);
     firni_writer_deinit(prefix);
     if (prefix->inbox.ready) {
         firni_inbox_drain(prefix);

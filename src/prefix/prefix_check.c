@@ -206,9 +206,15 @@ static void check_leases(const firn_prefix *prefix, check_totals *totals)
         }
     }
     assert(reading_bytes == prefix->reading_bytes);
+    for (const firni_find *find = prefix->finds; find != NULL; find = find->next) {
+        assert(find->next != NULL ? find->next->prev == find : prefix->finds_last == find);
+        for (const firn_lease *lease = find->waiters; lease != NULL; lease = lease->next_waiter) {
+            assert(lease->find == find && lease->read == NULL && lease->n_prompt == find->n_tokens);
+        }
+    }
     for (const firn_lease *lease = prefix->leases; lease != NULL; lease = lease->next) {
         const firni_node *node = lease->node;
-        assert(lease->ready == (lease->read == NULL));
+        assert(lease->ready == (lease->read == NULL && lease->find == NULL));
         assert(lease->info.n_tokens < lease->n_prompt);
         assert((node == NULL) == (lease->info.n_tokens == 0));
         if (node == NULL) {

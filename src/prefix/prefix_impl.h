@@ -12,14 +12,15 @@
  *      pins.c      paths that stay until a date
  *      match.c     how far a prompt is stored and usable    prefix_check.c  every invariant
  *      gate.c      whether a read is worth it               early.c     building on a read that has not ended
- *      logits.c    last logits of the latest prompts
+ *      logits.c    last logits of the latest prompts    finder.c    lookups in the tier in flight, joined
  *
- * Threads: the engine thread owns everything in firn_prefix except the two mailboxes below.
+ * Threads: the engine thread owns everything in firn_prefix except the mailboxes below.
  *
  *      engine --- jobs ---> store worker         writer.mutex guards the queue of jobs and `stopping`
- *      engine <-- inbox --- store worker, tier   inbox.mutex guards the list of messages and `n_posting`
+ *      engine --- finds --> finder               its mutex guards the queue of lookups and who is left
+ *      engine <-- inbox --- all of them, tier    inbox.mutex guards the list of messages and `n_posting`
  *
- * Lock order: both mutexes are leaves. Neither is ever held while the other is taken, during a callback, or during any
+ * Lock order: all three mutexes are leaves. Neither is ever held while the other is taken, during a callback, or during any
  * call of the tier, the pool or a cache. A job or a read belongs to one side at a time; handing it over through a
  * mailbox is what makes its contents visible to the other.
  */
@@ -34,9 +35,9 @@
 #include "prefix/gate_impl.h"
 #include "prefix/tree_impl.h"
 
-typedef enum firni_message_kind { FIRNI_MESSAGE_STORED, FIRNI_MESSAGE_READ } firni_message_kind;
+typedef enum firni_message_kind { FIRNI_MESSAGE_STORED, FIRNI_MESSAGE_FOUND, FIRNI_MESSAGE_READ } firni_message_kind;
 
-/* First member of a job and of a read: posting one allocates nothing, so it cannot fail. */
+/* First member of a job, of a lookup and of a read: posting one allocates nothing, so it cannot fail. */
 typedef struct firni_message {
     firni_message_kind kind;
     struct firni_message *next;
@@ -83,6 +84,23 @@ typedef struct firni_writer {
     uint64_t progress_ns;      /* when the worker last went from idle to busy or ended a store */
 } firni_writer;
 
+/* One lookup in the tier in flight. */
+typedef struct firni_find {
+    firni_message message;
+    struct firni_find *prev, *next; /* in firn_prefix.finds */
+    struct firni_find *next_queued; /* guarded by the finder's mutex */
+    firn_lease *waiters;       /* none: it has begun, and its answer is not wanted */
+    char *ns;
+    firn_token *tokens;
+    uint32_t n_tokens;
+    uint64_t started_ns;
+    /* Written by the finder's thread before it posts the message. */
+    firn_match match;
+    uint64_t ended_ns;
+} firni_find;
+
+typedef struct firni_finder firni_finder; /* finder.c */
+
 /* One read of the tier in flight. */
 typedef struct firni_read {
     firni_message message;
@@ -126,7 +144,8 @@ struct firn_lease {
     firn_prefix *prefix;
     firn_lease *prev, *next;   /* in firn_prefix.leases */
     firn_lease *next_waiter;
-    firni_read *read;          /* what it waits for */
+    firni_find *find;          /* what it waits for: first an answer, then what that promised; at most one of them */
+    firni_read *read;
     firni_node *node;          /* deepest node in use, pinned; NULL when nothing is */
     char *ns;
     firn_token *prompt;
@@ -138,7 +157,8 @@ struct firn_lease {
     struct firni_early *early; /* caches that were started on the read, or NULL */
     firni_logits *logits;      /* of all of the prompt; one reference, or NULL */
     int priority;
-    bool waited;               /* for a read: what RAM holds may have changed since */
+    uint64_t stamp;            /* the tree's when RAM was looked into */
+    bool waited;               /* for the tier: what RAM holds may have changed since */
     bool ready;
     firni_match ram;           /* how far the tree goes along the prompt; its node is not kept */
     uint32_t n_usable;         /* of these, tokens that could be resumed at, were they enough */
@@ -202,6 +222,8 @@ struct firn_prefix {
     uint64_t n_pins;
     uint64_t pinned_bytes;       /* of the nodes on their paths, each once */
 
+    firni_finder *finder;
+    firni_find *finds, *finds_last; /* lookups, the oldest first */
     firni_read *reads;
     uint64_t reading_bytes;      /* sum of the reads' room_bytes */
     firn_lease *leases;
@@ -338,16 +360,32 @@ void firni_inbox_drain(firn_prefix *prefix);                        /* handles a
 void firni_inbox_wait(firn_prefix *prefix, uint64_t wait_ns);
 void firni_inbox_wait_idle(firn_prefix *prefix);                    /* until no post is under way */
 
+/* ---- finder.c ---- */
+
+firn_status firni_finder_init(firn_prefix *prefix, firn_error *err);
+/* Waits for the lookup that runs, for as long as one may take; nobody else waits for one. Its answer is in the inbox
+ * then, or it is left behind. */
+void firni_finder_deinit(firn_prefix *prefix);
+/* Makes `lease` wait for the tier's answer: joins the same lookup, or starts one. NONE when it waits now, else why not. */
+firn_reason firni_find_start(firn_prefix *prefix, firn_lease *lease);
+void firni_find_leave(firn_lease *lease); /* the lease waits no more; a lookup that has not begun does not begin */
+void firni_find_ended(firn_prefix *prefix, firni_find *find);
+/* Whether the oldest lookup has not ended within the deadline: then nobody waits for one. And when it will be so. */
+bool firni_finds_are_stuck(const firn_prefix *prefix, uint64_t now_ns);
+uint64_t firni_finds_stuck_at_ns(const firn_prefix *prefix); /* UINT64_MAX: there are none */
+
 /* ---- reader.c ---- */
 
-/* Makes `lease` wait for a read of what the tier matched: joins one in flight that covers it, or starts one. Takes the
- * match's handle. NONE when it waits now, else why there is no read. */
-firn_reason firni_read_start(firn_prefix *prefix, firn_lease *lease, const firn_match *match);
+/* Makes `lease` wait for a read of what the tier matched: joins one in flight that covers it, or starts one, which takes
+ * match->handle. NONE when it waits now, else why there is no read. */
+firn_reason firni_read_start(firn_prefix *prefix, firn_lease *lease, firn_match *match);
 void firni_read_leave(firn_lease *lease); /* the lease waits no more; a read that nobody waits for ends early */
 void firni_read_ended(firn_prefix *prefix, firni_read *read);
 
 /* ---- lease.c ---- */
 
+/* The tier has answered, after took_ns: the lease waits for a read, which takes the handle, or is ready. */
+void firni_lease_found(firn_lease *lease, firn_match *match, uint64_t took_ns);
 /* Ends the wait of a lease and settles its result. failure: why its read gave nothing, or NONE. */
 void firni_lease_finish(firn_lease *lease, firn_reason failure, uint64_t restore_ns);
 void firni_leases_expire(firn_prefix *prefix, uint64_t now_ns); /* those whose deadline has come */

@@ -2,7 +2,7 @@
  * Reads from the tier below that are in flight. Owns the read from the lookup's handle to the state in the tree; joins
  * what would be read twice.
  *
- *      acquire -- found below --> worth it? --> room in the pool? --> restore_request --> (tier's thread) --> inbox
+ *      lookup --- found below --> worth it? --> room in the pool? --> restore_request --> (tier's thread) --> inbox
  *                      |        no: BREAKEVEN    no: NO_MEMORY                                                  |
  *                      '-- covered by a read in flight: wait for that one                                       v
  *                                                                    waiters settle <-- state goes into the tree, saved
@@ -40,7 +40,6 @@ static void start_waiting(firni_read *read, firn_lease *lease)
 {
     lease->read = read;
     lease->waited = true;
-    lease->since_ns = firni_now_ns(lease->prefix->env);
     const uint64_t patience_ns = firni_gate_patience_ns(lease->compute_ns);
     lease->look_ns = patience_ns < UINT64_MAX - lease->since_ns ? lease->since_ns + patience_ns : UINT64_MAX;
     lease->next_waiter = read->waiters;
@@ -250,12 +249,11 @@ static bool is_worth_it(firn_prefix *prefix, const firn_lease *lease, const firn
     return answer != FIRNI_GATE_SHUT;
 }
 
-firn_reason firni_read_start(firn_prefix *prefix, firn_lease *lease, const firn_match *match)
+firn_reason firni_read_start(firn_prefix *prefix, firn_lease *lease, firn_match *match)
 {
     firn_tier *tier = prefix->options.tier;
     const uint64_t now_ns = firni_now_ns(prefix->env);
     if (does_not_answer(prefix, now_ns)) {
-        firn_tier_release(tier, match->handle);
         return FIRN_REASON_DEADLINE;
     }
     lease->compute_ns = prefix->options.restore_always
@@ -263,26 +261,25 @@ firn_reason firni_read_start(firn_prefix *prefix, firn_lease *lease, const firn_
                             : firni_gate_compute_ns(&prefix->gate, lease->info.n_tokens, match->prefix_len);
     firni_read *read = find_covering(prefix, lease, match->prefix_len);
     if (read != NULL) {
-        firn_tier_release(tier, match->handle);
         start_waiting(read, lease);
         prefix->stats.n_restores_joined++;
         return FIRN_REASON_NONE;
     }
+    assert(match->handle != NULL); /* its read would cover this one */
     read = read_create(prefix, lease, match->prefix_len);
     if (read != NULL && !is_worth_it(prefix, lease, read, now_ns)) {
-        firn_tier_release(tier, match->handle);
         read_destroy(prefix, read);
         return FIRN_REASON_BREAKEVEN;
     }
     if (read == NULL || read->room_bytes > prefix->options.budget_bytes ||
         !firni_make_room_for(prefix, read->room_bytes, read->priority)) {
-        firn_tier_release(tier, match->handle);
         if (read != NULL) {
             read_destroy(prefix, read);
         }
         return FIRN_REASON_NO_MEMORY;
     }
     read->handle = match->handle;
+    match->handle = NULL;
     read->next = prefix->reads;
     if (read->next != NULL) {
         read->next->prev = read;
@@ -307,7 +304,7 @@ firn_reason firni_read_start(firn_prefix *prefix, firn_lease *lease, const firn_
     if (status != FIRN_OK) {
         firni_read_leave(lease);
         unlink_read(prefix, read);
-        firn_tier_release(tier, read->handle);
+        match->handle = read->handle;
         read->handle = NULL;
         read_destroy(prefix, read);
         prefix->stats.n_restores_failed++;

@@ -342,10 +342,22 @@ static inline bool rig_put(prefix_rig *rig, const firn_token *tokens, uint32_t n
     return kept;
 }
 
+/* Until the tier has answered. The lease's own clock does not run meanwhile: nothing expires. */
+static inline void rig_wait_found(prefix_rig *rig, const firn_lease *lease)
+{
+    while (lease->find != NULL) {
+        firni_inbox_wait(rig->prefix, RIG_MS);
+        firni_inbox_drain(rig->prefix);
+    }
+}
+
+/* A lease whose lookup in the tier has ended: it is ready, or a read is in flight for it. */
 static inline firn_lease *rig_acquire(prefix_rig *rig, const firn_token *tokens, uint32_t n, const char *ns)
 {
     firn_lease *lease;
     assert_ok(firn_prefix_acquire(rig->prefix, tokens, n, ns, &lease, NULL));
+    firn_prefix_check(rig->prefix);
+    rig_wait_found(rig, lease);
     firn_prefix_check(rig->prefix);
     return lease;
 }

@@ -31,8 +31,8 @@ typedef struct fault_tier {
     pthread_cond_t changed;
     bool stopping;
     /* knobs */
-    bool hang_stores, hang_reads;
-    uint64_t store_delay_ns, read_delay_ns;
+    bool hang_stores, hang_reads, hang_finds;
+    uint64_t store_delay_ns, read_delay_ns, find_delay_ns;
     firn_status start_status;  /* not OK: restore_async refuses with it */
     firn_reason find_reason;   /* not NONE: find answers a miss with it */
     firn_reason read_reason;   /* not NONE: reads fail with it */
@@ -41,6 +41,7 @@ typedef struct fault_tier {
     /* counters */
     uint32_t n_waiting_reads;  /* queued for the reader thread */
     uint32_t n_storing;        /* stores inside */
+    uint32_t n_finding, n_finds; /* lookups inside, and all of them */
     uint32_t n_store_calls, n_reads;
     uint32_t last_store_tokens;
 } fault_tier;
@@ -131,12 +132,22 @@ static inline firn_match fault_find(firn_tier *tier, const firn_token *prompt, u
 {
     fault_tier *fault = (fault_tier *)tier;
     fault_tier_lock(fault);
-    const firn_reason reason = fault->find_reason;
+    fault->n_finds++;
+    fault->n_finding++;
     fault_tier_unlock(fault);
-    if (reason != FIRN_REASON_NONE) {
-        return (firn_match){ .reason = reason };
+    fault_nap(fault, &fault->hang_finds, &fault->find_delay_ns);
+    fault_tier_lock(fault);
+    /* A tier that is going promises nothing any more. */
+    const firn_reason reason = fault->stopping ? FIRN_REASON_GONE : fault->find_reason;
+    fault_tier_unlock(fault);
+    firn_match match = { .reason = reason };
+    if (reason == FIRN_REASON_NONE) {
+        match = firn_tier_find(&fault->dict->tier, prompt, n_tokens, ns);
     }
-    return firn_tier_find(&fault->dict->tier, prompt, n_tokens, ns);
+    fault_tier_lock(fault);
+    fault->n_finding--;
+    fault_tier_unlock(fault);
+    return match;
 }
 
 static inline firn_reason fault_restore(firn_tier *tier, firn_tier_handle *handle, uint32_t n_tokens,
@@ -267,6 +278,11 @@ static inline void fault_destroy(firn_tier *tier)
     fault_tier *fault = (fault_tier *)tier;
     fault_tier_set(fault, stopping, true);
     pthread_join(fault->reader, NULL);
+    fault_tier_lock(fault);
+    while (fault->n_finding > 0) { /* left behind by a tree */
+        pthread_cond_wait(&fault->changed, &fault->mutex);
+    }
+    fault_tier_unlock(fault);
     firn_tier_destroy(&fault->dict->tier);
     firn_pool_destroy(fault->own_pool);
     pthread_mutex_destroy(&fault->mutex);

@@ -336,11 +336,17 @@ static firn_flush_report flush(firn_tier *tier, uint64_t bound_ns)
     return report;
 }
 
-/* Also the end of a failed open: each part may be missing. Order: no more reads, then recency to the index, then the
+/* Also the end of a failed open: each part may be missing. Order: no more lookups, no more reads, then recency to the index, then the
  * directory. */
 static void destroy_now(void *ctx)
 {
     firni_disk *disk = ctx;
+    pthread_mutex_lock(&disk->mutex);
+    disk->is_closing = true;
+    while (disk->n_finding > 0) { /* left behind by whoever asked: there is nobody to give its handle back */
+        (void)pthread_cond_wait(&disk->left, &disk->mutex);
+    }
+    pthread_mutex_unlock(&disk->mutex);
     firni_worker_destroy(disk->worker);
     pthread_mutex_lock(&disk->mutex);
     while (disk->n_inside > 0) {

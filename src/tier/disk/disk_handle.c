@@ -204,7 +204,7 @@ bool firni_handle_promise(firni_disk *disk, firn_tier_handle *handle, uint64_t e
     bool wake = false;
     firn_reason ignored;
     pthread_mutex_lock(&disk->mutex);
-    bool is_good = disk->epoch == epoch;
+    bool is_good = disk->epoch == epoch && !disk->is_closing;
     for (uint32_t i = 0; is_good && i < handle->n_records; i++) {
         is_good = firni_disk_may_promise_locked(disk, &handle->entries[i], &ignored);
     }

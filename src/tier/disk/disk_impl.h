@@ -475,8 +475,10 @@ struct firni_disk {
     uint64_t active_at_ns;       /* when somebody last stored, looked up or restored */
     firni_rank demote_from;      /* what stands before it has been looked at; guarded by writer */
     firn_tier_stats stats;
-    pthread_cond_t left;         /* n_inside has become less */
+    pthread_cond_t left;         /* n_inside or n_finding has become less */
     uint32_t n_inside;           /* stores and flushes that run, also those that nobody waits for any more */
+    uint32_t n_finding;          /* lookups that run, also those that nobody waits for any more */
+    bool is_closing;             /* nothing is promised any more */
     struct firni_standing *standing; /* what is pinned by name; disk_pin.c */
     firni_worker *worker;        /* constant after open; NULL without a schema */
 };

@@ -462,6 +462,9 @@ static firn_match find_and_count(firn_tier *tier, const firn_token *tokens, uint
                                  bool exact)
 {
     firni_disk *disk = firni_disk_of(tier);
+    pthread_mutex_lock(&disk->mutex);
+    disk->n_finding++;
+    pthread_mutex_unlock(&disk->mutex);
     firn_match match = find(disk, tokens, n_tokens, ns, exact);
     if (match.handle == NULL) {
         match.prefix_len = 0;
@@ -473,6 +476,8 @@ static firn_match find_and_count(firn_tier *tier, const firn_token *tokens, uint
     disk->stats.n_hits += match.handle != NULL;
     disk->stats.n_misses += match.handle == NULL;
     disk->stats.miss_reasons[match.reason] += match.handle == NULL;
+    disk->n_finding--;
+    pthread_cond_broadcast(&disk->left);
     pthread_mutex_unlock(&disk->mutex);
     return match;
 }
