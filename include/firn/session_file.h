@@ -5,8 +5,8 @@
  * reader with another model is told what differs. It can be kept, moved and copied; no server evicts it. The format is
  * drawn in docs/FORMAT.md.
  *
- *      export    firn_tier_find_exact, firn_tier_restore --> firn_session_write --> file
- *      import    file --> firn_session_read --> firn_tier_store, firn_tier_put_session
+ *      export    firn_session_export: find, restore, firn_session_write --> file
+ *      import    file --> firn_session_read --> firn_session_keep: store, note, pin
  *
  * Bytes pass through callbacks, in order, so a file may be a socket. Threads: any.
  */
@@ -37,6 +37,22 @@ firn_status firn_session_write(const firn_schema *schema, const char *id, const 
 firn_status firn_session_read(const firn_schema *schema, firn_pool *pool, firn_session_source source, void *ctx,
                               const firn_env *env, firn_restored *out, char id[FIRN_SESSION_ID_BYTES_MAX + 1],
                               firn_error *err);
+
+/* Writes all that the tier stores of a session. *n_written: tokens in the file. Errors: NOT_FOUND (no session of this
+ * id), STATE (not all of it is stored; the message says how much is), CORRUPT (stored, and cannot be read), NO_MEMORY,
+ * IO (the sink). */
+firn_status firn_session_export(firn_tier *tier, const firn_schema *schema, const char *ns, const char *id,
+                                firn_session_sink sink, void *ctx, const firn_env *env, uint32_t *n_written,
+                                firn_error *err);
+/* The same of the longest beginning of a prompt that is stored and can be resumed, without an id. */
+firn_status firn_session_export_prompt(firn_tier *tier, const firn_schema *schema, const char *ns,
+                                       const firn_token *prompt, uint32_t n_tokens, firn_session_sink sink, void *ctx,
+                                       const firn_env *env, uint32_t *n_written, firn_error *err);
+/* Takes what was read into the tier: stores it, notes the session, and pins it as "session ID" until a date, as far as
+ * the tier pins. Errors: IO with the tier's *reason (NONE after any other error); those of firn_tier_put_session(). The
+ * file is as good as before in any case. */
+firn_status firn_session_keep(firn_tier *tier, const char *ns, const char *id, const firn_restored *restored,
+                              uint64_t until_wall_ns, bool *is_pinned, firn_reason *reason, firn_error *err);
 
 #ifdef __cplusplus
 }

@@ -167,10 +167,7 @@ static int run(const firni_command *self, int argc, char **argv)
         { .name = "records", .kind = FIRNI_FLAG_BOOL, .target = &view.all_records,
           .help = "each record, not each prefix" },
     };
-    bool done = false;
-    const int status =
-        firni_flags_parse(self, flags, sizeof flags / sizeof flags[0], argc, argv, NULL, 0, NULL, &done);
-    return done ? status : firni_cache_each_store(&view.cache, show, &view);
+    return firni_cache_run(&view.cache, flags, sizeof flags / sizeof flags[0], argc, argv, show, &view);
 }
 
 const firni_command firni_cache_ls = {

@@ -27,10 +27,8 @@ typedef struct session_options {
     char full_ns[FIRN_NAMESPACE_BYTES_MAX + 1];
 } session_options;
 
-/* A path of tokens, from a session's row or from a prompt. */
 typedef struct token_path {
-    const firn_env *env;
-    firn_token *tokens;
+    firn_token *tokens; /* malloc'ed, as the tokenizer gives it */
     uint32_t n_tokens;
 } token_path;
 
@@ -64,17 +62,7 @@ static int open_stack(const firni_command *self, session_options *options, firni
 
 /* ---- export ------------------------------------------------------------------------------------------------------ */
 
-static void copy_session(void *ctx, const firn_session *session)
-{
-    token_path *path = ctx;
-    path->tokens = firni_calloc(path->env, (size_t)session->n_tokens + 1, sizeof *path->tokens);
-    if (path->tokens != NULL) {
-        memcpy(path->tokens, session->tokens, session->n_tokens * sizeof *path->tokens);
-        path->n_tokens = session->n_tokens;
-    }
-}
-
-static int read_prompt(const firni_command *self, const firni_stack *stack, const char *file, token_path *path)
+static int read_prompt(const firni_command *self, const firni_stack *stack, const char *file, token_path *prompt)
 {
     size_t n_bytes;
     firn_error err = { 0 };
@@ -82,19 +70,11 @@ static int read_prompt(const firni_command *self, const firni_stack *stack, cons
     if (text == NULL) {
         return 1;
     }
-    firn_token *tokens = NULL;
     const firn_encode_options encode = { .add_bos = true };
     const firn_status status = firn_tokenizer_encode(firn_model_tokenizer(stack->model), text, n_bytes, &encode,
-                                                     &tokens, &path->n_tokens, &err);
+                                                     &prompt->tokens, &prompt->n_tokens, &err);
     free(text);
-    if (status == FIRN_OK) {
-        path->tokens = firni_calloc(path->env, (size_t)path->n_tokens + 1, sizeof *path->tokens);
-        if (path->tokens != NULL) {
-            memcpy(path->tokens, tokens, path->n_tokens * sizeof *tokens);
-        }
-        free(tokens);
-    }
-    return status == FIRN_OK && path->tokens != NULL ? 0 : firni_cmd_fail(self, "%s: %s", file, err.message);
+    return status == FIRN_OK ? 0 : firni_cmd_fail(self, "%s: %s", file, err.message);
 }
 
 static bool write_file(void *ctx, const void *bytes, size_t n_bytes)
@@ -104,39 +84,30 @@ static bool write_file(void *ctx, const void *bytes, size_t n_bytes)
 
 /* Of a session all of it; of a prompt what is stored of its beginning. */
 static int export_path(const firni_command *self, const firni_stack *stack, const session_options *options,
-                       const token_path *path)
+                       const token_path *prompt)
 {
-    firn_tier *tier = stack->tier;
-    const firn_match match = options->session != NULL
-                                 ? firn_tier_find_exact(tier, path->tokens, path->n_tokens, options->full_ns)
-                                 : firn_tier_find(tier, path->tokens, path->n_tokens, options->full_ns);
-    if (match.handle == NULL) {
-        return firni_cmd_fail(self, "of %" PRIu32 " tokens %" PRIu32 " are stored, and they cannot be resumed there (%s)",
-                              path->n_tokens, match.matched_len, firn_reason_name(match.reason));
-    }
-    firn_restored restored;
-    const firn_reason reason = firn_tier_restore(tier, match.handle, 0, &restored);
-    firn_tier_release(tier, match.handle);
-    if (reason != FIRN_REASON_NONE) {
-        return firni_cmd_fail(self, "the state cannot be read (%s)", firn_reason_name(reason));
-    }
-    firn_error err = { 0 };
     FILE *file = fopen(options->out_path, "wbx");
+    if (file == NULL) {
+        return firni_cmd_fail(self, "cannot write %s: %s", options->out_path, strerror(errno));
+    }
+    const firn_schema *schema = firn_model_schema(stack->model);
+    firn_error err = { 0 };
+    uint32_t n_tokens;
     firn_status status =
-        file != NULL ? firn_session_write(firn_model_schema(stack->model), options->session, restored.tokens,
-                                          restored.n_tokens, (const firn_cache *const *)restored.caches, write_file,
-                                          file, stack->env, &err)
-                     : firni_fail(&err, FIRN_ERR_IO, "%s", strerror(errno));
-    if (file != NULL && fclose(file) != 0 && status == FIRN_OK) {
+        options->session != NULL
+            ? firn_session_export(stack->tier, schema, options->full_ns, options->session, write_file, file, stack->env,
+                                  &n_tokens, &err)
+            : firn_session_export_prompt(stack->tier, schema, options->full_ns, prompt->tokens, prompt->n_tokens,
+                                         write_file, file, stack->env, &n_tokens, &err);
+    if (fclose(file) != 0 && status == FIRN_OK) {
         status = firni_fail(&err, FIRN_ERR_IO, "%s", strerror(errno));
     }
-    if (status == FIRN_OK) {
-        (void)printf("%s: %" PRIu32 " tokens\n", options->out_path, restored.n_tokens);
-    } else if (file != NULL) {
+    if (status != FIRN_OK) {
         (void)remove(options->out_path); /* half a file would only be found to be one later */
+        return firni_cmd_fail(self, "nothing is exported to %s: %s", options->out_path, err.message);
     }
-    firn_restored_deinit(&restored);
-    return status == FIRN_OK ? 0 : firni_cmd_fail(self, "cannot write %s: %s", options->out_path, err.message);
+    (void)printf("%s: %" PRIu32 " tokens\n", options->out_path, n_tokens);
+    return 0;
 }
 
 static int run_export(const firni_command *self, int argc, char **argv)
@@ -170,20 +141,14 @@ static int run_export(const firni_command *self, int argc, char **argv)
     if (status != 0) {
         return status;
     }
-    token_path path = { .env = stack->env };
-    firn_error err = { 0 };
+    token_path prompt = { .tokens = NULL };
     if (options.prompt_path != NULL) {
-        status = read_prompt(self, stack, options.prompt_path, &path);
-    } else if (firn_tier_get_session(stack->tier, options.full_ns, options.session, copy_session, &path, &err) !=
-               FIRN_OK) {
-        status = firni_cmd_fail(self, "%s", err.message);
-    } else if (path.tokens == NULL) {
-        status = firni_cmd_fail(self, "no memory");
+        status = read_prompt(self, stack, options.prompt_path, &prompt);
     }
     if (status == 0) {
-        status = export_path(self, stack, &options, &path);
+        status = export_path(self, stack, &options, &prompt);
     }
-    firni_free(stack->env, path.tokens);
+    free(prompt.tokens);
     firni_stack_close(stack, 0, NULL);
     return status;
 }
@@ -193,39 +158,6 @@ static int run_export(const firni_command *self, int argc, char **argv)
 static bool read_file(void *ctx, void *bytes, size_t n_bytes)
 {
     return fread(bytes, 1, n_bytes, ctx) == n_bytes;
-}
-
-/* Stored, noted, and pinned for a while. */
-static int keep(const firni_command *self, const firni_stack *stack, const session_options *options, const char *id,
-                const firn_restored *restored)
-{
-    const firn_store_input input = { .tokens = restored->tokens,
-                                     .n_tokens = restored->n_tokens,
-                                     .caches = (const firn_cache *const *)restored->caches,
-                                     .n_caches = restored->n_caches,
-                                     .ns = options->full_ns };
-    firn_reason reason;
-    if (!firn_tier_store(stack->tier, &input, &reason)) {
-        return firni_cmd_fail(self, "the session cannot be stored (%s)", firn_reason_name(reason));
-    }
-    firn_error err = { 0 };
-    const firn_session session = {
-        .id = id, .ns = options->full_ns, .tokens = restored->tokens, .n_tokens = restored->n_tokens
-    };
-    if (firn_tier_put_session(stack->tier, &session, &err) != FIRN_OK) {
-        return firni_cmd_fail(self, "%s", err.message);
-    }
-    char name[FIRN_KEEP_NAME_BYTES_MAX + 1];
-    (void)snprintf(name, sizeof name, "session %.200s", id);
-    const firn_pin pin = { .name = name,
-                           .ns = options->full_ns,
-                           .tokens = restored->tokens,
-                           .n_tokens = restored->n_tokens,
-                           .until_wall_ns = firni_wall_ns(stack->env) + options->ttl_ns };
-    const bool is_pinned = firn_tier_pin(stack->tier, &pin, &err) == FIRN_OK;
-    (void)printf("session \"%s\": %" PRIu32 " tokens%s%s\n", id, restored->n_tokens, is_pinned ? "" : "; not pinned: ",
-                 is_pinned ? "" : err.message);
-    return 0;
 }
 
 static int import_file(const firni_command *self, const firni_stack *stack, const session_options *options,
@@ -245,9 +177,16 @@ static int import_file(const firni_command *self, const firni_stack *stack, cons
         return firni_cmd_fail(self, "%s: %s", path, err.message);
     }
     const char *name = options->session != NULL ? options->session : id[0] != '\0' ? id : "imported";
-    const int result = keep(self, stack, options, name, &restored);
+    bool is_pinned;
+    firn_reason reason;
+    const firn_status kept = firn_session_keep(stack->tier, options->full_ns, name, &restored,
+                                               firni_wall_ns(stack->env) + options->ttl_ns, &is_pinned, &reason, &err);
+    if (kept == FIRN_OK) {
+        (void)printf("session \"%s\": %" PRIu32 " tokens%s\n", name, restored.n_tokens,
+                     is_pinned ? "" : "; it could not be pinned");
+    }
     firn_restored_deinit(&restored);
-    return result;
+    return kept == FIRN_OK ? 0 : firni_cmd_fail(self, "%s", err.message);
 }
 
 static int run_import(const firni_command *self, int argc, char **argv)

@@ -28,10 +28,7 @@ static int run(const firni_command *self, int argc, char **argv)
 {
     firni_cache_view view = { .self = self, .env = firni_cmd_env(FIRN_LOG_WARN) };
     const firni_flag flags[] = { FIRNI_CACHE_FLAGS(view) };
-    bool done = false;
-    const int status =
-        firni_flags_parse(self, flags, sizeof flags / sizeof flags[0], argc, argv, NULL, 0, NULL, &done);
-    return done ? status : firni_cache_each_store(&view, verify, NULL);
+    return firni_cache_run(&view, flags, sizeof flags / sizeof flags[0], argc, argv, verify, NULL);
 }
 
 const firni_command firni_cache_verify = {

@@ -111,6 +111,14 @@ int firni_cache_each_store(firni_cache_view *view, int (*act)(firni_cache_view *
     return firni_cache_each_directory(view, with_store, &visit);
 }
 
+int firni_cache_run(firni_cache_view *view, const firni_flag *flags, uint32_t n_flags, int argc, char **argv,
+                    int (*act)(firni_cache_view *view, void *ctx), void *ctx)
+{
+    bool done = false;
+    const int status = firni_flags_parse(view->self, flags, n_flags, argc, argv, NULL, 0, NULL, &done);
+    return done ? status : firni_cache_each_store(view, act, ctx);
+}
+
 /* ---- texts ------------------------------------------------------------------------------------------------------ */
 
 const char *firni_cache_time_text(uint64_t wall_ns, char out[FIRNI_TIME_TEXT_BYTES])

@@ -46,6 +46,10 @@ int firni_cache_each_directory(firni_cache_view *view, int (*act)(firni_cache_vi
  * Returns the exit status: the first that is not 0 ends it, with a message printed. */
 int firni_cache_each_store(firni_cache_view *view, int (*act)(firni_cache_view *view, void *ctx), void *ctx);
 
+/* Parses the flags of a subcommand without words of its own, then firni_cache_each_store(). */
+int firni_cache_run(firni_cache_view *view, const firni_flag *flags, uint32_t n_flags, int argc, char **argv,
+                    int (*act)(firni_cache_view *view, void *ctx), void *ctx);
+
 /* ---- texts ---- */
 
 /* UTC in ISO 8601: sorts as text and means the same on every machine that shares a directory. */

@@ -54,10 +54,7 @@ static int run(const firni_command *self, int argc, char **argv)
         { .name = "namespace", .kind = FIRNI_FLAG_STRING, .target = &options.ns, .value_name = "NS",
           .help = "only what this namespace stores, its pins and sessions included (default: everything)" },
     };
-    bool done = false;
-    const int status =
-        firni_flags_parse(self, flags, sizeof flags / sizeof flags[0], argc, argv, NULL, 0, NULL, &done);
-    return done ? status : firni_cache_each_store(&options.view, wipe, &options);
+    return firni_cache_run(&options.view, flags, sizeof flags / sizeof flags[0], argc, argv, wipe, &options);
 }
 
 const firni_command firni_cache_wipe = {

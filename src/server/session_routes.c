@@ -86,22 +86,6 @@ enum MHD_Result firni_handle_sessions(firni_exchange *exchange)
 
 /* ---- export ------------------------------------------------------------------------------------------------------ */
 
-typedef struct found_session {
-    const firn_env *env;
-    firn_token *tokens;
-    uint32_t n_tokens;
-} found_session;
-
-static void copy_session(void *ctx, const firn_session *session)
-{
-    found_session *out = ctx;
-    out->tokens = firni_calloc(out->env, (size_t)session->n_tokens + 1, sizeof *out->tokens);
-    if (out->tokens != NULL) {
-        memcpy(out->tokens, session->tokens, session->n_tokens * sizeof *out->tokens);
-        out->n_tokens = session->n_tokens;
-    }
-}
-
 static bool append(void *ctx, const void *bytes, size_t n_bytes)
 {
     firni_exchange *exchange = ctx; /* its body's buffer is free: this request has none */
@@ -112,52 +96,29 @@ static bool append(void *ctx, const void *bytes, size_t n_bytes)
     return !exchange->body.failed;
 }
 
-/* What of the session is stored, restored and written into the exchange's buffer. */
-static bool write_session(firni_exchange *exchange, const char *ns, const char *id, const found_session *found,
-                          firni_problem *problem)
+static bool fail_export(const firni_exchange *exchange, firni_problem *problem, firn_status status,
+                        const firn_error *err)
 {
-    firn_tier *tier = exchange->server->options.tier;
-    const firn_match match = firn_tier_find_exact(tier, found->tokens, found->n_tokens, ns);
-    if (match.handle == NULL) {
-        return firni_problem_set(problem, 410, "gone", NULL,
-                                 "of the session's %u tokens %u are stored (%s); flush first if it has just ended",
-                                 found->n_tokens, match.matched_len, firn_reason_name(match.reason));
-    }
-    firn_restored restored;
-    const firn_reason reason = firn_tier_restore(tier, match.handle, 0, &restored);
-    firn_tier_release(tier, match.handle);
-    if (reason != FIRN_REASON_NONE) {
-        return firni_problem_set(problem, 503, firn_reason_name(reason), NULL, "the session cannot be read (%s)",
-                                 firn_reason_name(reason));
-    }
-    firn_error err = { 0 };
-    const firn_status status =
-        firn_session_write(firn_model_schema(exchange->server->options.model), id, restored.tokens, restored.n_tokens,
-                           (const firn_cache *const *)restored.caches, append, exchange, exchange->server->env, &err);
-    firn_restored_deinit(&restored);
-    if (status == FIRN_ERR_IO) {
+    switch (status) {
+    case FIRN_ERR_IO: /* the buffer refused */
         return firni_problem_set(problem, 413, "too_large", NULL, "the session is larger than --max-import (%llu bytes)",
                                  (unsigned long long)exchange->server->options.import_bytes_max);
+    case FIRN_ERR_STATE: return firni_problem_set(problem, 410, "gone", NULL, "%s", err->message);
+    case FIRN_ERR_CORRUPT: return firni_problem_set(problem, 503, firn_status_name(status), NULL, "%s", err->message);
+    default: return fail(problem, status, err);
     }
-    return status == FIRN_OK || fail(problem, status, &err);
 }
 
 static enum MHD_Result export_session(firni_exchange *exchange, const char *ns, const char *id)
 {
-    firni_problem problem = { 0 };
-    found_session found = { .env = exchange->server->env };
+    const firni_server_options *options = &exchange->server->options;
     firn_error err = { 0 };
-    const firn_status status =
-        firn_tier_get_session(exchange->server->options.tier, ns, id, copy_session, &found, &err);
+    uint32_t n_tokens;
+    const firn_status status = firn_session_export(options->tier, firn_model_schema(options->model), ns, id, append,
+                                                   exchange, exchange->server->env, &n_tokens, &err);
     if (status != FIRN_OK) {
-        (void)fail(&problem, status, &err);
-    } else if (found.tokens == NULL) {
-        (void)firni_problem_set(&problem, 503, "no_memory", NULL, "out of memory");
-    } else {
-        (void)write_session(exchange, ns, id, &found, &problem);
-    }
-    firni_free(exchange->server->env, found.tokens);
-    if (problem.http_status != 0) {
+        firni_problem problem = { 0 };
+        (void)fail_export(exchange, &problem, status, &err);
         return firni_reply_problem(exchange, &problem);
     }
     return firni_reply_buffer(exchange, 200, "application/octet-stream", &exchange->body);
@@ -206,33 +167,18 @@ static bool take(void *ctx, void *bytes, size_t n_bytes)
     return true;
 }
 
-/* Stores what was read, notes the session, and pins it for a while: nothing is lost when that cannot be, for the file is
- * still there. */
+/* Nothing is lost when it cannot be kept, for the file is still there. */
 static bool keep(firni_exchange *exchange, const char *ns, const char *id, const firn_restored *restored,
                  bool *is_pinned, firni_problem *problem)
 {
-    firn_tier *tier = exchange->server->options.tier;
-    const firn_store_input input = { .tokens = restored->tokens,
-                                     .n_tokens = restored->n_tokens,
-                                     .caches = (const firn_cache *const *)restored->caches,
-                                     .n_caches = restored->n_caches,
-                                     .ns = ns };
     firn_reason reason;
-    if (!firn_tier_store(tier, &input, &reason)) {
-        return firni_problem_set(problem, 507, firn_reason_name(reason), NULL, "the session cannot be stored (%s)",
-                                 firn_reason_name(reason));
-    }
-    const firn_session session = { .id = id, .ns = ns, .tokens = restored->tokens, .n_tokens = restored->n_tokens };
     firn_error err = { 0 };
-    const firn_status status = firn_tier_put_session(tier, &session, &err);
-    char name[FIRN_KEEP_NAME_BYTES_MAX + 1];
-    (void)snprintf(name, sizeof name, "session %.200s", id);
-    const firn_pin pin = { .name = name,
-                           .ns = ns,
-                           .tokens = restored->tokens,
-                           .n_tokens = restored->n_tokens,
-                           .until_wall_ns = firni_wall_ns(exchange->server->env) + IMPORT_TTL_NS };
-    *is_pinned = firn_tier_pin(tier, &pin, NULL) == FIRN_OK;
+    const uint64_t until_ns = firni_wall_ns(exchange->server->env) + IMPORT_TTL_NS;
+    const firn_status status = firn_session_keep(exchange->server->options.tier, ns, id, restored, until_ns, is_pinned,
+                                                 &reason, &err);
+    if (status == FIRN_ERR_IO && reason != FIRN_REASON_NONE) {
+        return firni_problem_set(problem, 507, firn_reason_name(reason), NULL, "%s", err.message);
+    }
     return status == FIRN_OK || fail(problem, status, &err);
 }
 

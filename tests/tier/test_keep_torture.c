@@ -5,6 +5,7 @@
  */
 #include "firn/keep.h"
 #include "firn/session_file.h"
+#include "tier/session_buffer.h"
 #include "tier/tier_fixture.h"
 
 #define N_HOUSE 130u
@@ -183,34 +184,10 @@ static void each_io_call_fails_once(void **state)
     torture(false, FIXTURE_PLAIN);
 }
 
-typedef struct buffer {
-    uint8_t bytes[1u << 18];
-    size_t n, at;
-} buffer;
-
-static bool sink(void *ctx, const void *bytes, size_t n)
-{
-    buffer *out = ctx;
-    memcpy(out->bytes + out->n, bytes, n);
-    out->n += n;
-    return true;
-}
-
-static bool source(void *ctx, void *bytes, size_t n)
-{
-    buffer *in = ctx;
-    if (in->at + n > in->n) {
-        return false;
-    }
-    memcpy(bytes, in->bytes + in->at, n);
-    in->at += n;
-    return true;
-}
-
 static void a_session_file_needs_its_memory_or_gives_nothing(void **state)
 {
     (void)state;
-    static buffer file;
+    session_buffer file = session_buffer_make();
     fixture fix;
     fixture_init(&fix, NULL, &(fixture_options){ .schema = FIXTURE_ALL });
     firn_cache *caches[FIXTURE_LAYERS_MAX] = { NULL };
@@ -225,11 +202,12 @@ static void a_session_file_needs_its_memory_or_gives_nothing(void **state)
             firn_status status;
             if (writes == 0) {
                 file.n = 0;
-                status = firn_session_write(&fix.schema, "s", tokens, N, (const firn_cache *const *)caches, sink, &file,
-                                            &world.env, NULL);
+                status = firn_session_write(&fix.schema, "s", tokens, N, (const firn_cache *const *)caches,
+                                            session_sink, &file, &world.env, NULL);
             } else {
                 file.at = 0;
-                status = firn_session_read(&fix.schema, fix.pool, source, &file, &world.env, &restored, NULL, NULL);
+                status = firn_session_read(&fix.schema, fix.pool, session_source, &file, &world.env, &restored,
+                                           NULL, NULL);
             }
             is_clean = !world.alloc_failed;
             assert_status(status, is_clean ? FIRN_OK : FIRN_ERR_NO_MEMORY);
@@ -239,6 +217,7 @@ static void a_session_file_needs_its_memory_or_gives_nothing(void **state)
     }
     fixture_destroy_caches(caches);
     fixture_deinit(&fix);
+    free(file.bytes);
 }
 
 static int prepare(void **unused)
