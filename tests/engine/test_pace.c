@@ -112,7 +112,14 @@ static void time_that_has_passed_counts(void **state)
 
 /* ---- an engine whose clock counts multiply-adds ------------------------------------------------------------------ */
 
-enum { N_SPEAKER = 500, N_LONG = 640, N_SHORT = 64, N_TEST_CHUNK = 64 };
+enum { N_SPEAKER = 500, N_LONG = 640, N_SHORT = 64, N_TEST_CHUNK = 64, N_PROMPT_MAX = 30000, N_BEGINNING = 4 };
+
+/* A prompt that comes when the row that decodes has heard so many tokens. */
+typedef struct arrival {
+    uint32_t after;          /* >= N_BEGINNING, ascending */
+    uint32_t n_prompt, n_answer;
+    bool is_left;            /* nobody waits for its answer */
+} arrival;
 
 typedef struct scene {
     firn_clock clock;
@@ -121,16 +128,18 @@ typedef struct scene {
     test_stack stack;
     pthread_mutex_t mutex;
     pthread_cond_t changed;
-    bool has_spoken, may_go_on;   /* guarded by mutex */
-    uint32_t n_spoken;            /* tokens of the row that decodes: one each step; engine thread, like the next */
+    uint32_t n_heard;             /* tokens of the row that decodes; guarded by mutex, */
+    uint32_t n_allowed;           /* and so is this: at which it stops the engine */
+    uint32_t n_spoken;            /* the same tokens: one each step; engine thread, like the next */
     uint64_t heard_ns[N_SPEAKER];
-    uint32_t spoken_at[8];        /* n_spoken when request i heard its first token */
-    atomic_uint n_ended;
+    uint32_t spoken_at[8];        /* n_spoken when request i heard its first token; 0: not yet */
+    atomic_uint n_answered;       /* of the prompts that are waited for */
 } scene;
 
 typedef struct reader {
     scene *scene;
     uint32_t index;
+    bool is_left;
 } reader;
 
 /* Read by the engine, and by whoever submits while the engine waits for that. */
@@ -141,40 +150,38 @@ static uint64_t work_clock(void *ctx)
     return model != NULL ? 1 + firn_model_multiply_adds(model) : 1;
 }
 
-/* The row that decodes. It stops the engine at its fourth token until the prompts are there. */
+/* The row that decodes. It stops the engine at the token after which the next prompts come. */
 static void on_speaker(void *ctx, const firn_event *event)
 {
     scene *s = ctx;
     if (event->kind == FIRN_EVENT_END) {
-        atomic_fetch_add(&s->n_ended, 1);
         return;
     }
     s->heard_ns[s->n_spoken++] = work_clock(s);
-    if (s->n_spoken == 4) {
-        (void)pthread_mutex_lock(&s->mutex);
-        s->has_spoken = true;
-        (void)pthread_cond_broadcast(&s->changed);
-        while (!s->may_go_on) {
-            (void)pthread_cond_wait(&s->changed, &s->mutex);
-        }
-        (void)pthread_mutex_unlock(&s->mutex);
+    (void)pthread_mutex_lock(&s->mutex);
+    s->n_heard = s->n_spoken;
+    (void)pthread_cond_broadcast(&s->changed);
+    while (s->n_heard == s->n_allowed) {
+        (void)pthread_cond_wait(&s->changed, &s->mutex);
     }
+    (void)pthread_mutex_unlock(&s->mutex);
 }
 
 static void on_reader(void *ctx, const firn_event *event)
 {
     const reader *r = ctx;
+    uint32_t *spoken_at = &r->scene->spoken_at[r->index];
     if (event->kind == FIRN_EVENT_TOKEN) {
-        r->scene->spoken_at[r->index] = r->scene->n_spoken;
-    } else {
-        atomic_fetch_add(&r->scene->n_ended, 1);
+        *spoken_at = *spoken_at == 0 ? r->scene->n_spoken : *spoken_at;
+    } else if (!r->is_left) {
+        atomic_fetch_add(&r->scene->n_answered, 1);
     }
 }
 
 static uint64_t submit(scene *s, uint32_t n_prompt, uint32_t n_answer, uint64_t seed,
                        void (*on_event)(void *, const firn_event *), void *ctx)
 {
-    static firn_token prompt[N_LONG];
+    static firn_token prompt[N_PROMPT_MAX];
     test_rng rng = { .state = seed };
     for (uint32_t i = 0; i < n_prompt; i++) {
         prompt[i] = 5 + test_rng_below(&rng, 250);
@@ -186,40 +193,55 @@ static uint64_t submit(scene *s, uint32_t n_prompt, uint32_t n_answer, uint64_t 
     return id;
 }
 
-/* One row decodes; then prompts of these lengths come at the same moment. Returns when all have been answered. */
-static void play(scene *s, uint64_t max_itl_ns, const uint32_t *lengths, uint32_t n_lengths)
+/* Lets the engine go on until the row that decodes has heard n_allowed tokens; waits for that. */
+static void let_speak(scene *s, uint32_t n_allowed)
+{
+    (void)pthread_mutex_lock(&s->mutex);
+    s->n_allowed = n_allowed;
+    (void)pthread_cond_broadcast(&s->changed);
+    while (s->n_heard < n_allowed && n_allowed < UINT32_MAX) {
+        (void)pthread_cond_wait(&s->changed, &s->mutex);
+    }
+    (void)pthread_mutex_unlock(&s->mutex);
+}
+
+/* One row decodes; then prompts come. Returns when all that are waited for have been answered. */
+static void play(scene *s, uint64_t max_itl_ns, const arrival *arrivals, uint32_t n_arrivals)
 {
     reader readers[8];
+    uint64_t ids[8];
+    uint32_t n_awaited = 0;
     *s = (scene){ .clock = { .monotonic_ns = work_clock, .wall_ns = work_clock, .ctx = s },
-                  .env = { .clock = &s->clock } };
+                  .env = { .clock = &s->clock }, .n_allowed = N_BEGINNING };
     (void)pthread_mutex_init(&s->mutex, NULL);
     (void)pthread_cond_init(&s->changed, NULL);
     test_stack_open(&s->stack, &(test_stack_options){
                                    .env = &s->env,
-                                   .engine = { .no_prefix_cache = true, .chunk_tokens_max = N_TEST_CHUNK,
+                                   .engine = { .no_prefix_cache = true,
+                                               .chunk_tokens_max = N_TEST_CHUNK,
+                                               .ctx_tokens_max = N_PROMPT_MAX + N_SPEAKER,
                                                .max_itl_ns = max_itl_ns } });
     atomic_store(&s->model, s->stack.model);
     const uint64_t speaker = submit(s, 8, N_SPEAKER, 1, on_speaker, s);
-    (void)pthread_mutex_lock(&s->mutex);
-    while (!s->has_spoken) {
-        (void)pthread_cond_wait(&s->changed, &s->mutex);
+    for (uint32_t i = 0; i < n_arrivals; i++) {
+        let_speak(s, arrivals[i].after);
+        readers[i] = (reader){ .scene = s, .index = i, .is_left = arrivals[i].is_left };
+        ids[i] = submit(s, arrivals[i].n_prompt, arrivals[i].n_answer, 2 + i, on_reader, &readers[i]);
+        n_awaited += !arrivals[i].is_left;
     }
-    for (uint32_t i = 0; i < n_lengths; i++) {
-        readers[i] = (reader){ .scene = s, .index = i };
-        (void)submit(s, lengths[i], 1, 2 + i, on_reader, &readers[i]);
-    }
-    s->may_go_on = true;
-    (void)pthread_cond_broadcast(&s->changed);
-    (void)pthread_mutex_unlock(&s->mutex);
-    while (atomic_load(&s->n_ended) < n_lengths) {
+    let_speak(s, UINT32_MAX);
+    while (atomic_load(&s->n_answered) < n_awaited) {
         (void)nanosleep(&(struct timespec){ .tv_nsec = 1000000 }, NULL);
     }
     firn_engine_cancel(s->stack.engine, speaker);
+    for (uint32_t i = 0; i < n_arrivals; i++) {
+        firn_engine_cancel(s->stack.engine, ids[i]); /* nothing happens to those that have ended */
+    }
     (void)test_stack_close(&s->stack, 10000000000);
     (void)pthread_cond_destroy(&s->changed);
     (void)pthread_mutex_destroy(&s->mutex);
-    for (uint32_t i = 0; i < n_lengths; i++) {
-        assert_in_range(s->spoken_at[i], 4, N_SPEAKER - 1); /* it decoded all the while: each of its tokens is a step */
+    for (uint32_t i = 0; i < n_arrivals; i++) { /* it decoded all the while: each of its tokens is a step */
+        assert_true(arrivals[i].is_left || (s->spoken_at[i] > arrivals[i].after && s->spoken_at[i] < N_SPEAKER));
     }
 }
 
@@ -237,16 +259,16 @@ static void a_row_that_decodes_goes_on_while_a_prompt_is_read(void **state)
 {
     (void)state;
     static scene s;
-    const uint32_t n_prompt = N_LONG;
-    play(&s, 1, &n_prompt, 1); /* a bound that is never kept */
+    const arrival prompt = { .after = N_BEGINNING, .n_prompt = N_LONG, .n_answer = 1 };
+    play(&s, 1, &prompt, 1); /* a bound that is never kept */
     const uint64_t plain_ns = s.heard_ns[3] - s.heard_ns[2];
     /* Here a token costs what a step of one costs: a step has room for the least chunk, and its own token. */
     assert_in_range(longest_wait_ns(&s, s.spoken_at[0]), plain_ns, (1 + FIRNI_PACE_TOKENS_MIN) * plain_ns);
     assert_in_range(s.spoken_at[0], N_LONG / FIRNI_PACE_TOKENS_MIN, N_LONG / FIRNI_PACE_TOKENS_MIN + 8);
     /* With a bound of thirty such steps, and with none to speak of. */
-    play(&s, 30 * plain_ns, &n_prompt, 1);
+    play(&s, 30 * plain_ns, &prompt, 1);
     assert_in_range(longest_wait_ns(&s, s.spoken_at[0]), 15 * plain_ns, 30 * plain_ns);
-    play(&s, UINT64_C(3600000000000), &n_prompt, 1);
+    play(&s, FIRNI_PACE_NS_NONE, &prompt, 1);
     assert_in_range(s.spoken_at[0], 4 + N_LONG / N_TEST_CHUNK, 4 + N_LONG / N_TEST_CHUNK + 2);
 }
 
@@ -254,11 +276,52 @@ static void a_short_prompt_does_not_wait_for_a_long_one(void **state)
 {
     (void)state;
     static scene s;
-    const uint32_t lengths[] = { N_LONG, N_SHORT };
-    play(&s, UINT64_C(3600000000000), lengths, 2);
+    const arrival prompts[] = { { .after = N_BEGINNING, .n_prompt = N_LONG, .n_answer = 1 },
+                                { .after = N_BEGINNING, .n_prompt = N_SHORT, .n_answer = 1 } };
+    play(&s, FIRNI_PACE_NS_NONE, prompts, 2);
     /* Three quarters of each chunk are the short one's, and after it all is the long one's. */
     assert_in_range(s.spoken_at[1], 4 + 2, 4 + 3); /* the first step is a small one, to learn from */
     assert_in_range(s.spoken_at[0], 4 + (N_LONG + N_SHORT) / N_TEST_CHUNK, 4 + (N_LONG + N_SHORT) / N_TEST_CHUNK + 2);
+}
+
+/* Of 30,000 tokens 480 have been read; the rest would take 460 steps more. */
+static void a_short_prompt_passes_one_of_30000_tokens_that_is_being_read(void **state)
+{
+    (void)state;
+    static scene s;
+    const arrival prompts[] = {
+        { .after = N_BEGINNING, .n_prompt = N_PROMPT_MAX, .n_answer = 1, .is_left = true },
+        { .after = N_BEGINNING + 8, .n_prompt = N_SHORT, .n_answer = 1 },
+    };
+    play(&s, FIRNI_PACE_NS_NONE, prompts, 2);
+    assert_in_range(s.spoken_at[1], prompts[1].after + 2, prompts[1].after + 3);
+    assert_int_equal(s.spoken_at[0], 0);
+    /* Where rows must hear in time, the chunk is smaller, and the short prompt's share of it the same. */
+    const uint64_t plain_ns = s.heard_ns[3] - s.heard_ns[2];
+    play(&s, 30 * plain_ns, prompts, 2);
+    assert_in_range(s.spoken_at[1], prompts[1].after + 3, prompts[1].after + 6);
+}
+
+/* Chunks wait for a plain step of each new size of batch; rows that read are in it too, and bring nothing. */
+static void a_prompt_goes_on_when_rows_begin_to_decode_beside_it(void **state)
+{
+    (void)state;
+    static scene s;
+    enum { N_JOINED = 300 };
+    /* From one row that decodes to two, to four: each of them for far longer than the prompt takes. */
+    const arrival prompts[] = {
+        { .after = N_BEGINNING, .n_prompt = N_LONG, .n_answer = 1 },
+        { .after = N_BEGINNING, .n_prompt = 8, .n_answer = N_JOINED, .is_left = true },
+        { .after = N_BEGINNING + 3, .n_prompt = 8, .n_answer = N_JOINED, .is_left = true },
+        { .after = N_BEGINNING + 3, .n_prompt = 8, .n_answer = N_JOINED, .is_left = true },
+    };
+    play(&s, FIRNI_PACE_NS_NONE / 2, prompts, 4); /* a bound that is asked for, and never reached */
+    for (uint32_t i = 1; i < 4; i++) {
+        assert_in_range(s.spoken_at[i], prompts[i].after + 1, prompts[i].after + 3);
+    }
+    const uint32_t n_chunks = (N_LONG + 3 * 8 + N_TEST_CHUNK - 1) / N_TEST_CHUNK;
+    /* Two of the steps more are plain ones. */
+    assert_in_range(s.spoken_at[0], N_BEGINNING + n_chunks + 2, N_BEGINNING + n_chunks + 6);
 }
 
 static void a_long_prompt_goes_on_by_its_even_share_beside_short_ones(void **state)
@@ -266,8 +329,11 @@ static void a_long_prompt_goes_on_by_its_even_share_beside_short_ones(void **sta
     (void)state;
     static scene s;
     /* All but the first have less left at any time: with the whole chunk for the shortest it would come last by far. */
-    const uint32_t lengths[] = { 120, 100, 100, 100, 100, 100, 100, 100 };
-    play(&s, UINT64_C(3600000000000), lengths, 8);
+    arrival prompts[8];
+    for (uint32_t i = 0; i < 8; i++) {
+        prompts[i] = (arrival){ .after = N_BEGINNING, .n_prompt = i == 0 ? 120 : 100, .n_answer = 1 };
+    }
+    play(&s, FIRNI_PACE_NS_NONE, prompts, 8);
     uint32_t last = 0;
     for (uint32_t i = 1; i < 8; i++) {
         last = s.spoken_at[i] > last ? s.spoken_at[i] : last;
@@ -287,6 +353,8 @@ int main(void)
         cmocka_unit_test(time_that_has_passed_counts),
         cmocka_unit_test(a_row_that_decodes_goes_on_while_a_prompt_is_read),
         cmocka_unit_test(a_short_prompt_does_not_wait_for_a_long_one),
+        cmocka_unit_test(a_short_prompt_passes_one_of_30000_tokens_that_is_being_read),
+        cmocka_unit_test(a_prompt_goes_on_when_rows_begin_to_decode_beside_it),
         cmocka_unit_test(a_long_prompt_goes_on_by_its_even_share_beside_short_ones),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
