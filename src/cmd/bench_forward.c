@@ -2,7 +2,7 @@
  * Prefill and decode rates: the model driven directly, without engine, so that nothing but the forward is timed.
  *
  *   1. each row gets its own tokens and is prefilled to depth + prompt (rows that shared blocks would be read once for
- *      all; when that is what is asked for, they share the depth);
+ *      all; when that is what is asked for, they share the depth); the depth's state may be made up instead;
  *   2. the prefill is repeated in other chunks, and the decode alone and in each batch: logits and tokens must be the
  *      same bits; this also warms everything up;
  *   3. then the same is timed n_runs times, each time from the same state, which copies of the caches' references keep.
@@ -29,21 +29,13 @@ typedef struct forward_bench {
     firn_token *next;            /* [n_rows_max] */
 } forward_bench;
 
-static void destroy_caches(const forward_bench *f, firn_cache **caches)
-{
-    for (uint32_t i = 0; caches != NULL && i < f->n_layers; i++) {
-        firn_cache_destroy(caches[i]);
-        caches[i] = NULL;
-    }
-}
-
 static void deinit(forward_bench *f)
 {
     const firn_env *env = f->bench->env;
-    destroy_caches(f, f->work);
-    destroy_caches(f, f->deep);
+    firni_bench_row_clear(f->bench, f->work);
+    firni_bench_row_clear(f->bench, f->deep);
     for (uint32_t row = 0; f->ready != NULL && row < f->n_rows_max; row++) {
-        destroy_caches(f, f->ready + (size_t)row * f->n_layers);
+        firni_bench_row_clear(f->bench, f->ready + (size_t)row * f->n_layers);
     }
     firni_free(env, f->tokens);
     firni_free(env, f->ready);
@@ -86,42 +78,7 @@ static firn_status init(forward_bench *f, firni_bench *bench, firn_error *err)
     return FIRN_OK;
 }
 
-firn_token firni_bench_best_token(const float *logits, uint32_t n_vocab)
-{
-    firn_token best = 0;
-    for (uint32_t i = 1; i < n_vocab; i++) {
-        best = logits[i] > logits[best] ? i : best;
-    }
-    return best;
-}
-
 /* ---- prefill ---------------------------------------------------------------------------------------------------- */
-
-static firn_status make_row(const forward_bench *f, firn_cache **caches, firn_error *err)
-{
-    const firn_schema *schema = firn_model_schema(f->model);
-    for (uint32_t i = 0; i < f->n_layers; i++) {
-        firn_status status =
-            firn_cache_create(&schema->layers[i], f->bench->stack->pool, f->bench->env, &caches[i], err);
-        if (status == FIRN_OK) {
-            status = firn_cache_add_row(caches[i], err);
-        }
-        if (status != FIRN_OK) {
-            return status;
-        }
-    }
-    return FIRN_OK;
-}
-
-/* caches = an independent copy of row 0 of `from`, sharing its blocks. */
-static firn_status copy_row(const forward_bench *f, firn_cache *const *from, firn_cache **caches, firn_error *err)
-{
-    firn_status status = FIRN_OK;
-    for (uint32_t i = 0; i < f->n_layers && status == FIRN_OK; i++) {
-        status = firn_cache_extract_row(from[i], 0, &caches[i], err);
-    }
-    return status;
-}
 
 /* The next chunk of a row with n_left tokens to read: it ends where a layer changes precision. */
 static uint32_t chunk_tokens(const forward_bench *f, firn_cache *const *caches, uint32_t n_left, uint32_t n_chunk)
@@ -170,12 +127,14 @@ static firn_status prepare_rows(forward_bench *f, firn_error *err)
         firn_cache **caches = f->ready + (size_t)row * f->n_layers;
         const firn_token *tokens = f->tokens + (size_t)row * n_context;
         const bool shares = row > 0 && o->shares_depth;
-        status = shares ? copy_row(f, f->deep, caches, err) : make_row(f, caches, err);
-        if (status == FIRN_OK && o->n_depth > 0 && !shares) {
+        const uint32_t n_made_up = o->is_depth_made_up ? o->n_depth : 0;
+        status = shares ? firni_bench_row_copy(f->bench, f->deep, caches, err)
+                        : firni_bench_row_begin(f->bench, row, n_made_up, caches, err);
+        if (status == FIRN_OK && o->n_depth > n_made_up && !shares) {
             status = prefill(f, caches, tokens, o->n_depth, o->n_chunk, err);
         }
         if (status == FIRN_OK && row == 0) {
-            status = copy_row(f, caches, f->deep, err);
+            status = firni_bench_row_copy(f->bench, caches, f->deep, err);
         }
         if (status == FIRN_OK) {
             status = prefill(f, caches, tokens + o->n_depth, o->n_prompt, o->n_chunk, err);
@@ -191,7 +150,7 @@ static firn_status prepare_rows(forward_bench *f, firn_error *err)
 static firn_status run_prefill(forward_bench *f, uint32_t n_chunk, uint64_t *elapsed_ns, firn_error *err)
 {
     const firni_bench_options *o = &f->bench->options;
-    firn_status status = copy_row(f, f->deep, f->work, err);
+    firn_status status = firni_bench_row_copy(f->bench, f->deep, f->work, err);
     if (status == FIRN_OK) {
         const uint64_t before = firn_model_multiply_adds(f->model);
         const uint64_t begin_ns = firni_now_ns(f->bench->env);
@@ -199,7 +158,7 @@ static firn_status run_prefill(forward_bench *f, uint32_t n_chunk, uint64_t *ela
         *elapsed_ns = firni_now_ns(f->bench->env) - begin_ns;
         f->bench->prefill_multiply_adds = firn_model_multiply_adds(f->model) - before;
     }
-    destroy_caches(f, f->work);
+    firni_bench_row_clear(f->bench, f->work);
     if (status == FIRN_OK && memcmp(f->logits, f->first_logits, f->n_vocab * sizeof *f->logits) != 0) {
         status = firni_fail(err, FIRN_ERR_STATE, "a prefill in chunks of %u gave other logits than one of %u", n_chunk,
                             o->n_chunk);
@@ -250,32 +209,14 @@ static firn_status run_decode(forward_bench *f, uint32_t n_rows, firn_token *ans
 {
     const firni_bench_options *o = &f->bench->options;
     const size_t n_context = (size_t)o->n_depth + o->n_prompt;
-    uint32_t *counts = firni_calloc(f->bench->env, n_rows, sizeof *counts);
-    firn_status status = counts == NULL ? firni_fail(err, FIRN_ERR_NO_MEMORY, "no memory to decode %u rows", n_rows)
-                                        : merge_rows(f, n_rows, err);
-    for (uint32_t row = 0; row < n_rows && status == FIRN_OK; row++) {
-        counts[row] = 1;
-        /* Any token does as the first of the answer: the row's own first one. */
-        f->next[row] = f->tokens[row * n_context];
+    firn_status status = merge_rows(f, n_rows, err);
+    for (uint32_t row = 0; row < n_rows; row++) {
+        f->next[row] = f->tokens[row * n_context]; /* any token does as the first of the answer */
     }
-    const uint64_t begin_ns = firni_now_ns(f->bench->env);
-    for (uint32_t step = 0; step < o->n_gen && status == FIRN_OK; step++) {
-        const firn_forward_input input = {
-            .tokens = f->next,
-            .counts = counts,
-            .n_rows = n_rows,
-            .caches = f->work,
-            .logits = f->logits,
-        };
-        status = firn_model_forward(f->model, &input, err);
-        for (uint32_t row = 0; row < n_rows && status == FIRN_OK; row++) {
-            f->next[row] = firni_bench_best_token(f->logits + (size_t)row * f->n_vocab, f->n_vocab);
-        }
-        answer[step] = f->next[0];
+    if (status == FIRN_OK) {
+        status = firni_bench_decode_rows(f->bench, f->work, n_rows, f->next, f->logits, answer, elapsed_ns, err);
     }
-    *elapsed_ns = firni_now_ns(f->bench->env) - begin_ns;
-    destroy_caches(f, f->work);
-    firni_free(f->bench->env, counts);
+    firni_bench_row_clear(f->bench, f->work);
     return status;
 }
 

@@ -4,6 +4,7 @@
  *   cmd_bench.c      flags, the order of things
  *   bench_forward.c  prefill and decode: the model driven directly, over ragged caches
  *   bench_deep.c     decode at the end of long contexts, whose state is made up
+ *   bench_rows.c     the rows of both, and how state is made up
  *   bench_ttft.c     time to first token through the engine: cold, from RAM, from disk
  *   bench_resume.c   time to first token after a restart: the same prompt, its continuation, a branch
  *   bench_request.c  one request through an engine
@@ -44,6 +45,7 @@ typedef struct firni_bench_options {
     uint32_t n_gen;         /* tokens each row generates; 0: no decode */
     uint32_t n_depth;       /* tokens before the prompt, not timed */
     bool shares_depth;      /* they are the same ones in every row, held once */
+    bool is_depth_made_up;  /* their state is not computed */
     uint32_t n_runs;
     uint32_t batches[FIRNI_BENCH_BATCHES_MAX];
     uint32_t n_batches;
@@ -140,6 +142,21 @@ typedef struct firni_bench {
     firni_bench_draft draft[FIRNI_BENCH_DRAFT_TEXTS];
 } firni_bench;
 
+/* ---- bench_rows.c: caches[n_layers], NULL where there is none; what a call that failed has left is cleared, too ---- */
+
+/* One row, of n_made_up tokens (>= 0). UNSUPPORTED for layers whose state cannot be made up. */
+firn_status firni_bench_row_begin(const firni_bench *bench, uint64_t seed, uint32_t n_made_up, firn_cache **caches,
+                                  firn_error *err);
+/* A row of its own, like row 0 of `from`, sharing the blocks. */
+firn_status firni_bench_row_copy(const firni_bench *bench, firn_cache *const *from, firn_cache **caches,
+                                 firn_error *err);
+void firni_bench_row_clear(const firni_bench *bench, firn_cache **caches); /* accepts NULL */
+/* n_gen greedy tokens of n_rows rows, behind next[n_rows]; answer[n_gen]: row 0's. logits: [n_rows, n_vocab]. The time
+ * has the choice of tokens in it, as a caller's would. */
+firn_status firni_bench_decode_rows(const firni_bench *bench, firn_cache *const *caches, uint32_t n_rows,
+                                    firn_token *next, float *logits, firn_token *answer, uint64_t *elapsed_ns,
+                                    firn_error *err);
+
 /* ---- bench_request.c ---- */
 
 #define FIRNI_BENCH_DISK_BUDGET_BYTES (UINT64_C(1) << 40) /* nothing is to be evicted here */
@@ -202,8 +219,6 @@ uint64_t firni_bench_memory_extra(const firni_bench_memory *memory, firn_pool *p
 firn_status firni_bench_forward(firni_bench *bench, firn_error *err);
 /* Fills deep. Errors: as before; UNSUPPORTED for layers whose state cannot be made up. */
 firn_status firni_bench_measure_deep(firni_bench *bench, firn_error *err);
-/* Greedy, as a caller would choose: part of a step's time. */
-firn_token firni_bench_best_token(const float *logits, uint32_t n_vocab);
 /* Fills ttft. */
 firn_status firni_bench_measure_ttft(firni_bench *bench, firn_error *err);
 /* Fills resume. */

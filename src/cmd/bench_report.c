@@ -188,8 +188,9 @@ void firni_bench_print(const firni_bench *bench)
                  info->name, info->architecture, info->weight_type, (double)info->n_params * 1e-6,
                  firni_cmd_size_text(info->weight_bytes, size), info->kernel,
                  firn_workers_count(bench->stack->workers), info->kv);
-    (void)printf("median of %" PRIu32 " runs, least .. most; depth %" PRIu32 "%s, chunk %" PRIu32 "\n\n", o->n_runs,
-                 o->n_depth, o->shares_depth ? " shared by all rows" : "", o->n_chunk);
+    (void)printf("median of %" PRIu32 " runs, least .. most; depth %" PRIu32 "%s%s, chunk %" PRIu32 "\n\n", o->n_runs,
+                 o->n_depth, o->is_depth_made_up ? " of made-up state" : "",
+                 o->shares_depth ? " shared by all rows" : "", o->n_chunk);
     print_row("memory, streaming read", &bench->stream_rate, 1e9, "GB/s");
     (void)printf("\n");
     print_row("multiply, from first cache", &bench->multiply_rate, 1e9, "GOP/s");
@@ -330,12 +331,12 @@ int firni_bench_print_json(const firni_bench *bench)
     const firni_bench_options *o = &bench->options;
     const firn_model_info *info = firn_model_get_info(bench->stack->model);
     json_t *object = json_pack(
-        "{s:{s:s, s:s, s:s, s:I, s:I, s:s}, s:I, s:s, s:I, s:I, s:b, s:I, s:o, s:o, s:o, s:f, s:o}", "model", "name", info->name,
+        "{s:{s:s, s:s, s:s, s:I, s:I, s:s}, s:I, s:s, s:I, s:I, s:b, s:b, s:I, s:o, s:o, s:o, s:f, s:o}", "model", "name", info->name,
         "architecture", info->architecture, "weight_type", info->weight_type, "parameters",
         (json_int_t)info->n_params, "packed_bytes", (json_int_t)info->weight_bytes, "kv_dtype",
         info->kv, "threads",
         (json_int_t)firn_workers_count(bench->stack->workers), "kernel", info->kernel, "prompt_tokens",
-        (json_int_t)o->n_prompt, "depth_tokens", (json_int_t)o->n_depth, "depth_is_shared", (int)o->shares_depth,
+        (json_int_t)o->n_prompt, "depth_tokens", (json_int_t)o->n_depth, "depth_is_shared", (int)o->shares_depth, "depth_is_made_up", (int)o->is_depth_made_up,
         "chunk_tokens", (json_int_t)o->n_chunk, "stream_bytes_per_second", sample_json(&bench->stream_rate),
         "multiply_operations_per_second", sample_json(&bench->multiply_rate), "prefill_tokens_per_second",
         sample_json(&bench->prefill_rate), "prefill_multiply_share", multiply_share(bench), "decode",

@@ -132,6 +132,8 @@ static int run(const firni_command *self, int argc, char **argv)
           .help = "tokens before the prompt", .min = 0, .max = 1048576 },
         { .name = "share-depth", .kind = FIRNI_FLAG_BOOL, .target = &o->shares_depth,
           .help = "rows share these tokens, as users share a system prompt" },
+        { .name = "made-up", .kind = FIRNI_FLAG_BOOL, .target = &o->is_depth_made_up,
+          .help = "the state of these tokens is made up instead of computed, which takes seconds" },
         { .name = "deep", .kind = FIRNI_FLAG_STRING, .target = &f.deep, .value_name = "N,N",
           .help = "also: decode of one row up to such contexts, whose state is made up instead of computed" },
         { .name = "ttft", .kind = FIRNI_FLAG_U32, .target = &o->n_ttft, .value_name = "TOKENS",

@@ -111,6 +111,15 @@ static void put_hybrid_keys(firni_synth *s)
     put_ssm(s, d.n_heads * d.dim, d.dim, d.n_heads, d.n_key_heads);
 }
 
+/* Pairs turn by the sections in turn: these reach each of them. Other readers of such files demand the key. */
+static void put_qwen35_keys(firni_synth *s)
+{
+    const uint32_t n_pairs = firni_synth_get_options(s)->head_dim / 2;
+    const uint32_t sections[4] = { (n_pairs + 2) / 3, (n_pairs + 1) / 3, n_pairs / 3, 0 };
+    put_hybrid_keys(s);
+    firni_synth_put_u32_array(s, "rope.dimension_sections", sections, 4);
+}
+
 static void put_expert_keys(firni_synth *s)
 {
     const firni_synth_options *o = firni_synth_get_options(s);
@@ -225,7 +234,7 @@ const firni_synth_arch firni_synth_qwen35 = {
     .presets = hybrid_presets,
     .layer_period = PERIOD,
     .check = check_hybrid,
-    .keys = put_hybrid_keys,
+    .keys = put_qwen35_keys,
     .layer = visit_qwen35_layer,
 };
 

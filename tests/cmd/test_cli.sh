@@ -337,6 +337,9 @@ deep() { exits 0 && out_has 'kv q8 .made-up state' && out_has '^  at 300 tokens 
 check 'bench --deep decodes behind made-up state and says so' deep
 call bench --prompt 0 --gen 4 --runs 1 --deep 3
 check 'bench --deep leaves room for what is decoded' usage_says '--deep 3 has no room for --gen 4'
+call bench --prompt 20 --gen 4 --batch 1,2 --runs 1 --depth 300 --made-up --json
+made_up() { exits 0 && out_has '"depth_tokens": 300' && out_has '"depth_is_made_up": true' && out_has '"batch": 2'; }
+check 'bench --made-up checks and measures behind a depth that nobody has read' made_up
 call bench --prompt 64 --gen 4 --batch 1 --runs 1
 table() { exits 0 && out_has '^  prefill 64 +[0-9.e+]+ tok/s' && out_has '^  decode 4, batch 1 ' && [ ! -s "$dir/err" ]; }
 check 'bench prints a table' table
