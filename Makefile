@@ -29,7 +29,7 @@ LIBS_SERVER := -lmicrohttpd
 LINK = $(CC) $(if $(SAN),-fsanitize=$(SAN)) $(LDFLAGS)
 
 # Where the folders stand in the architecture: see docs/ARCHITECTURE.md and tools/check_includes.sh.
-FIRN_DIRS   := base array kernel layout record tier tier/disk prefix
+FIRN_DIRS   := base array kernel layout record tier tier/disk tier/stack prefix
 FIRNLM_DIRS := model engine
 PROG_DIRS   := server cmd
 

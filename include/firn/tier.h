@@ -170,6 +170,7 @@ typedef struct firn_tier_ops {
     void (*release)(firn_tier *tier, firn_tier_handle *handle);
     firn_flush_report (*flush)(firn_tier *tier, uint64_t bound_ns); /* optional: nothing to flush */
     void (*get_stats)(firn_tier *tier, firn_tier_stats *out);       /* optional: zeros */
+    const firn_schema *(*schema)(firn_tier *tier);                  /* optional: it cannot tell */
     const struct firn_keep_ops *keep; /* optional: pins, sessions and objects by key are not kept; firn/keep.h */
     void (*destroy)(firn_tier *tier);
 } firn_tier_ops;
@@ -207,6 +208,8 @@ bool firn_tier_store(firn_tier *tier, const firn_store_input *input, firn_reason
 void firn_tier_release(firn_tier *tier, firn_tier_handle *handle); /* accepts NULL */
 firn_flush_report firn_tier_flush(firn_tier *tier, uint64_t bound_ns);
 void firn_tier_get_stats(firn_tier *tier, firn_tier_stats *out);
+/* What the tier's state is of, for as long as the tier lives; NULL: it cannot tell, or is of no model. */
+const firn_schema *firn_tier_schema(firn_tier *tier);
 void firn_tier_destroy(firn_tier *tier); /* accepts NULL; all handles released before */
 
 #ifdef __cplusplus

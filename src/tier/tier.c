@@ -134,6 +134,11 @@ void firn_tier_get_stats(firn_tier *tier, firn_tier_stats *out)
     }
 }
 
+const firn_schema *firn_tier_schema(firn_tier *tier)
+{
+    return tier->ops->schema != NULL ? tier->ops->schema(tier) : NULL;
+}
+
 void firn_tier_destroy(firn_tier *tier)
 {
     if (tier != NULL) {

@@ -3,6 +3,7 @@
  *
  * An implementation is a row in `implementations`; a new tier is covered by adding one.
  */
+#include "firn/stack.h"
 #include "support/dict_tier.h"
 #include "tier/tier_fixture.h"
 
@@ -10,9 +11,17 @@
 #define N_SEQUENCES  24u
 #define SEQUENCE_MAX 330u
 
+typedef enum below {
+    BELOW_NONE,
+    BELOW_DISK, /* the tier is a stack: over another disk */
+    BELOW_DICT,
+    BELOW_STACK /* over a disk over a dictionary */
+} below;
+
 typedef struct implementation {
     const char *name;
     bool is_disk, evicts;
+    below below;
     firn_disk_options disk;
     fixture_options geometry;
 } implementation;
@@ -55,13 +64,30 @@ static const implementation implementations[] = {
       .evicts = true,
       .disk = { .budget_bytes = 64u << 20, .segment_bytes = 8u << 20, .durability = FIRN_DURABILITY_NONE },
       .geometry = { .schema = FIXTURE_ALL, .dtype = FIRN_DTYPE_F32, .n_kv_heads = 16, .head_dim = 128 } },
+    { .name = "stack, disk over disk", .is_disk = true, .below = BELOW_DISK },
+    { .name = "stack, disk over dict", .is_disk = true, .below = BELOW_DICT },
+    { .name = "stack, disk over stack",
+      .is_disk = true,
+      .below = BELOW_STACK,
+      .geometry = { .schema = FIXTURE_WINDOWS } },
+    { .name = "stack, disk over disk, all families",
+      .is_disk = true,
+      .below = BELOW_DISK,
+      .geometry = { .schema = FIXTURE_ALL } },
+    { .name = "stack, disk over disk, evicting",
+      .is_disk = true,
+      .evicts = true,
+      .below = BELOW_DISK,
+      .disk = { .budget_bytes = 64u << 20, .segment_bytes = 8u << 20, .durability = FIRN_DURABILITY_NONE },
+      .geometry = { .dtype = FIRN_DTYPE_F32, .n_kv_heads = 16, .head_dim = 128 } },
 };
 
 typedef struct world {
     const implementation *impl;
     fixture fix;
-    char *dir;
+    char *dir, *dir_below;
     firn_tier *tier; /* what is tested */
+    firn_tier *disk; /* the disk that it is, or that is the upper one of it; NULL: none */
     dict_tier *model;
     test_rng rng;
     firn_token sequences[N_SEQUENCES][SEQUENCE_MAX];
@@ -69,9 +95,28 @@ typedef struct world {
     uint64_t n_evicted; /* before the last reopening */
 } world;
 
+static firn_tier *stack_over(firn_tier *upper, firn_tier *lower)
+{
+    /* Copying is always due, and lookups see every state of it. */
+    const firn_stack_options options = {
+        .upper = upper, .lower = lower, .demote_idle_ns = 1, .lower_deadline_ns = UINT64_C(60000000000)
+    };
+    firn_tier *tier;
+    assert_ok(firn_stack_create(&options, NULL, &tier, NULL));
+    return tier;
+}
+
 static void open_tier(world *w)
 {
-    w->tier = w->impl->is_disk ? fixture_open(&w->fix, w->dir, &w->impl->disk) : &dict_tier_create(NULL)->tier;
+    w->disk = w->impl->is_disk ? fixture_open(&w->fix, w->dir, &w->impl->disk) : NULL;
+    w->tier = w->disk != NULL ? w->disk : &dict_tier_create(NULL)->tier;
+    if (w->impl->below == BELOW_DICT) {
+        w->tier = stack_over(w->disk, &dict_tier_create(NULL)->tier);
+    } else if (w->impl->below != BELOW_NONE) {
+        firn_tier *lower = fixture_open(&w->fix, w->dir_below, NULL);
+        lower = w->impl->below == BELOW_STACK ? stack_over(lower, &dict_tier_create(NULL)->tier) : lower;
+        w->tier = stack_over(w->disk, lower);
+    }
 }
 
 /* A forest: each sequence leaves an earlier one somewhere, often near a block's edge. */
@@ -209,16 +254,16 @@ static void do_find(world *w, bool exact)
 
 static void do_reopen(world *w)
 {
-    assert_true(firn_tier_flush(w->tier, 1000000000).durable);
+    assert_true(firn_tier_flush(w->tier, w->impl->below != BELOW_NONE ? UINT64_C(60000000000) : 1000000000).durable);
     if (w->impl->is_disk) {
         firn_tier_stats before, after;
-        fixture_check(w->tier);
-        firn_tier_get_stats(w->tier, &before);
+        fixture_check(w->disk);
+        firn_tier_get_stats(w->disk, &before);
         w->n_evicted += before.n_evicted;
         firn_tier_destroy(w->tier);
         open_tier(w);
-        fixture_check(w->tier);
-        after = fixture_assert_books(w->tier, w->dir);
+        fixture_check(w->disk);
+        after = fixture_assert_books(w->disk, w->dir);
         assert_int_equal(after.n_records, before.n_records);
     }
 }
@@ -230,6 +275,7 @@ static void run(const implementation *impl)
     w->rng = test_rng_create(impl->name, 11);
     fixture_init(&w->fix, NULL, &impl->geometry);
     w->dir = test_dir_create();
+    w->dir_below = test_dir_create();
     w->model = dict_tier_create(NULL);
     open_tier(w);
     make_sequences(w);
@@ -245,19 +291,21 @@ static void run(const implementation *impl)
             do_reopen(w);
         }
         if (impl->is_disk && step % 32 == 0) {
-            fixture_check(w->tier);
+            fixture_check(w->disk);
         }
     }
     firn_tier_stats stats;
-    firn_tier_get_stats(w->tier, &stats);
+    firn_tier_get_stats(w->disk != NULL ? w->disk : w->tier, &stats);
     print_message("%u hits of %u stores\n", w->n_hits, w->n_stores);
     assert_true(w->n_hits > (impl->evicts && w->fix.has_states ? 4 : 20)); /* of few states that are still there */
     assert_true(!impl->evicts || w->n_evicted + stats.n_evicted > 0);
     firn_tier_destroy(w->tier);
     firn_tier_destroy(&w->model->tier);
     test_dir_remove(w->dir);
+    test_dir_remove(w->dir_below);
     fixture_deinit(&w->fix);
     free(w->dir);
+    free(w->dir_below);
     free(w);
 }
 

@@ -390,6 +390,11 @@ static void destroy(firn_tier *tier)
     }
 }
 
+static const firn_schema *schema_of(firn_tier *tier)
+{
+    return firni_disk_of(tier)->options.schema;
+}
+
 static const firn_tier_ops disk_ops = {
     .name = "disk",
     .find = firni_disk_find,
@@ -402,6 +407,7 @@ static const firn_tier_ops disk_ops = {
     .release = firni_disk_release,
     .flush = flush,
     .get_stats = get_stats,
+    .schema = schema_of,
     .keep = &firni_disk_keep,
     .destroy = destroy,
 };
