@@ -9,8 +9,8 @@
  *
  * What it promises, beyond what every tier does:
  *
- *  - A store is kept when the upper has it, to the upper's own durability. Later it is copied down: when nobody has used
- *    the stack for demote_idle_ns, or at once when the upper comes near its budget, so that what the upper evicts is
+ *  - A store is kept when the upper has it, to the upper's own durability. Later it is copied down: when the stack was
+ *    idle for demote_idle_ns, or at once when the upper comes near its budget, so that what the upper evicts is
  *    below by then. Nothing of it waits in memory but its tokens: the state is read from the upper when its turn comes.
  *    Stores wait for the copying, store_wait_ns at most, when more than half of the upper's budget has not been copied.
  *    State that was evicted before it was copied is counted (n_lost).
@@ -21,7 +21,7 @@
  *    answered, or before a pause that doubles up to 30 s. The upper serves meanwhile.
  *  - A restore that fails in the upper is tried in the lower, unless layers of it have been handed out already.
  *
- * What is kept by name (firn/keep.h) lives in the upper. Pins are repeated in the lower once their path has been copied,
+ * What is kept by name (firn/keep.h) lives in the upper. Pins are repeated in the lower once their path has gone down,
  * objects at once, so that a lost upper does not take them along; sessions go to the lower only when the upper refuses
  * them. Reads ask the lower for what the upper lacks. Removals are made in both: one that the lower did not confirm is
  * an error, and can be repeated.
@@ -45,7 +45,8 @@ typedef struct firn_stack_options {
     uint64_t demote_idle_ns;       /* the stack has been idle so long: copy down; 0: 1 s */
     uint64_t store_wait_ns;        /* see above; 0: 1 s */
     uint32_t copies_max;           /* paths that may wait to be copied; 0: 1024 */
-    uint64_t copy_tokens_max;      /* tokens of all of them; 0: 16 million, 64 MiB. Beyond either the coldest goes, counted */
+    uint64_t copy_tokens_max;      /* tokens of all of them; 0: 16 million, 64 MiB. Beyond either the coldest is
+                                    * dropped from the list, and counted */
     bool no_promotion;             /* what comes from the lower stays there alone */
     uint64_t promote_bytes_max;    /* of the pool, held by state on its way up; 0: 256 MiB. What would exceed it is not
                                     * promoted, and counted */
@@ -67,8 +68,8 @@ typedef struct firn_stack_stats {
     uint64_t n_copies_waiting;
     uint64_t n_copied;             /* paths that are in the lower now */
     uint64_t n_copies_refused;     /* attempts that the lower refused; the path is tried again */
-    uint64_t n_copies_dropped;     /* paths that left the full list, or could not get into it: they are in the upper alone */
-    uint64_t n_lost;               /* paths that were evicted from the upper, or damaged there, before they were copied */
+    uint64_t n_copies_dropped;     /* paths that left the list, or did not get into it: the upper alone has them */
+    uint64_t n_lost;               /* paths that were evicted from the upper, or damaged, before they were copied */
     bool is_lower_resting;         /* it is not asked now */
 } firn_stack_stats;
 

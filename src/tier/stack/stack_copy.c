@@ -5,11 +5,11 @@
  *      list --coldest--> lower: there already? --no--> upper: find_exact, restore --release--> lower: store --> pin
  *
  * It works when nobody has used the stack for a while; at once when the upper is three quarters full, when a quarter of
- * its budget has not been copied, when the list is half full, or when somebody flushes. One path is in memory at a time:
+ * its budget has not been copied, when the list is half full, or when somebody flushes. One path is in memory at once:
  * its blocks are the pool's for as long as it takes. The lower's store writes what the lower lacks and no more.
  *
- * The upper evicts what has not been used longest. What has not been copied was stored last, so before it goes, all else
- * has gone: by keeping it below half of the budget, stores that wait for it lose nothing.
+ * The upper evicts what has not been used longest. What has not been copied was stored last, so before it goes, all the
+ * rest has gone: by keeping it below half of the budget, stores that wait for it lose nothing.
  */
 #include <assert.h>
 

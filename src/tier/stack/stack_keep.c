@@ -6,8 +6,8 @@
  *      session   upper; lower when the upper refuses          upper, else lower                both
  *      object    upper and lower                              upper, else lower                both
  *
- * Owns the order of the two and what their answers together mean. Lists are stack_listing.c's. A call to the lower works
- * on copies, because it may be left behind.
+ * Owns the order of the two and what their answers together mean. Lists are stack_listing.c's. A call to the lower has
+ * copies, because it may be left behind.
  */
 #include <string.h>
 

@@ -56,7 +56,8 @@ static bool add(listing *list, const listed *from)
 static bool has_name(const listing *list, const listed *item, bool by_namespace)
 {
     for (size_t i = 0; i < list->n; i++) {
-        if (strcmp(list->items[i].name, item->name) == 0 && (!by_namespace || strcmp(list->items[i].ns, item->ns) == 0)) {
+        const listed *other = &list->items[i];
+        if (strcmp(other->name, item->name) == 0 && (!by_namespace || strcmp(other->ns, item->ns) == 0)) {
             return true;
         }
     }
@@ -158,14 +159,15 @@ typedef struct both_lists {
     const void *visitor;
 } both_lists;
 
-/* The upper's rows are shown from a copy as well: so a visitor may call the stack. A lower that does not answer shortens
- * the list; an upper that fails is an error unless the lower has answered. */
+/* The upper's rows are shown from a copy as well: so a visitor may call the stack. A lower that does not answer makes
+ * the list shorter; an upper that fails is an error unless the lower has answered. */
 static firn_status each(firni_stacked *stacked, const both_lists *both, firn_error *err)
 {
     listing upper = { .env = stacked->env };
     firn_status status = both->list(stacked->upper, &upper, err);
     list_call *job = firni_calloc(stacked->env, 1, sizeof *job);
-    if (job != NULL) {
+    const bool has_memory = job != NULL;
+    if (has_memory) {
         *job = (list_call){ .call = { .stacked = stacked, .work = list_below, .drop = drop_list },
                             .list = both->list,
                             .found = { .env = stacked->env } };
@@ -175,7 +177,7 @@ static firn_status each(firni_stacked *stacked, const both_lists *both, firn_err
     }
     const bool is_below = job != NULL && job->status == FIRN_OK && !job->found.is_short;
     status = is_below ? FIRN_OK : status;
-    if (upper.is_short || (job != NULL && job->found.is_short)) {
+    if (!has_memory || upper.is_short || (job != NULL && job->found.is_short)) {
         status = firni_fail(err, FIRN_ERR_NO_MEMORY, "no memory for a list of names");
     }
     bool go_on = status == FIRN_OK;

@@ -5,8 +5,8 @@
  *      caller: run --> a thread of its own: work(call) --in time--> caller reads the results, drops the call
  *                 '-- gives up: the call is the thread's, which drops it whenever the lower comes back
  *
- * A lower that hangs costs one bound, not one for each caller: while a call that was given up has not come back, and for
- * a pause afterwards, nobody asks. The pause is doubled each time and forgotten when a call succeeds.
+ * A lower that hangs costs one bound, not one for each caller: while a call that was given up has not come back, and a
+ * pause long afterwards, nobody asks. The pause is doubled each time and forgotten when a call succeeds.
  */
 #include <assert.h>
 

@@ -5,7 +5,7 @@
  *      upper --reads--> done ------------------------------------------------> caller
  *                 '-- failed: lower.find_exact, lower --reads--> done --> promotion's copy --> caller
  *
- * A caller that was told of layers builds on the very caches that `done` is to bring. So once progress has shown caches,
+ * A caller that was told of layers builds on the very caches that `done` is to bring. So once progress has shown them,
  * another tier's cannot take their place: the failure is the answer, and the next lookup goes past what failed.
  */
 #include <assert.h>

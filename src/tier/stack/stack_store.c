@@ -3,7 +3,7 @@
  * stack_copy.c's.
  *
  * The lower may hang, and the caches of a store are the caller's: what it is given is a copy that shares their blocks,
- * which it may keep when nobody waits any more. Such a store is answered with false, and may come to be all the same: it
+ * which it may keep when nobody waits any more. Such a store is answered with false, and may come to be after all: it
  * holds what its name says, whoever finds it.
  */
 #include "tier/stack/stack_impl.h"

@@ -123,7 +123,7 @@ static void get_all(firni_stacked *stacked, firn_stack_stats *out)
     out->lower = lower;
 }
 
-/* Bytes and events of both; lookups and stores as the stack's callers saw them; pins as the larger of the two, since the
+/* Bytes and events of both; lookups and stores as the stack's callers saw them; pins as the larger of the two: the
  * lower's are the upper's again. */
 static void get_stats(firn_tier *tier, firn_tier_stats *out)
 {
