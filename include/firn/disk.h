@@ -4,6 +4,7 @@
  *      DIR/firn.lock           held by the one writer
  *      DIR/index/              LMDB: digest of a token chain -> where its record lies
  *      DIR/seg-00000001.firn   records, appended, never rewritten; evicted ranges are punched out
+ *      DIR/ledger-00000001.firn   what is kept by name, once more, for `firn cache fsck`
  *      DIR/quarantine is a state of index entries, not a folder: a corrupt record is never served again
  *
  * One record holds up to 64 tokens over all layers, a checkpoint the fixed-size states of all layers at one count. A
@@ -73,6 +74,7 @@ typedef struct firn_disk_record {
     uint64_t n_bytes;
     uint64_t plain_bytes;               /* larger than n_bytes: it was demoted, and took so much before */
     uint64_t last_used_wall_ns;
+    int priority;                       /* as in firn_store_input */
     const char *ns;
     const char *identity_text;
     bool quarantined;
@@ -108,10 +110,15 @@ typedef struct firn_disk_fsck_report {
     uint64_t n_orphans;             /* without the records that they continue or lie on */
     uint64_t n_superseded;          /* another record of the same tokens has as much or more */
     uint64_t freed_bytes;           /* given back: of the three above, and what belongs to no record */
+    bool has_ledger;                /* false: pins, sessions, the list of keys and raised priorities are lost */
+    uint64_t n_pins, n_sessions, n_keys; /* kept by name, and named again */
+    uint64_t n_names_lost;          /* pins and sessions whose paths are not all stored */
+    uint64_t n_ledger_damaged;      /* stretches of the ledger that cannot be read */
 } firn_disk_fsck_report;
 
-/* Makes the index of a store anew from its segments alone: when it is lost, damaged or of another version. Afterwards
- * records count as used when they were written. No process may be using the directory. Nothing that is stored changes
+/* Makes the index of a store anew from its segments and its ledger: when it is lost, damaged or of another version. What
+ * namespaces stored behind records of those above them, priorities, pins, sessions and keys come back; records count as
+ * used when they were written. No process may be using the directory. Nothing that is stored changes
  * before the end, and a run that is interrupted can be repeated. options may be NULL. Errors: BUSY, FORMAT (no store,
  * or records of another version: nothing was changed), KEY (records of another key than was given, or encrypted and plain
  * ones: nothing was changed), IO, NO_MEMORY. */

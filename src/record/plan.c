@@ -94,7 +94,8 @@ static firn_status add_states(const firni_plan *plan, firni_plan_form *form, con
 static firn_status place_images(firni_plan_form *form, firn_error *err)
 {
     form->header_bytes = firni_record_header_bytes(form->n_sections, 0);
-    if (firni_record_header_bytes(form->n_sections, FIRN_NAMESPACE_BYTES_MAX + FIRNI_RECORD_TEXT_BYTES_MAX) == 0) {
+    const uint32_t n_names = FIRN_NAMESPACE_BYTES_MAX + FIRNI_RECORD_TEXT_BYTES_MAX + FIRNI_RECORD_LINKS_BYTES_MAX;
+    if (firni_record_header_bytes(form->n_sections, n_names) == 0) {
         return firni_fail(err, FIRN_ERR_INVALID, "%u layers are more than one record holds", form->n_images);
     }
     uint64_t offset = form->header_bytes;

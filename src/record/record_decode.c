@@ -134,7 +134,8 @@ static firn_status check_tokens(const uint8_t *bytes, const firni_record *record
 
 static void decode_fixed(const uint8_t *bytes, firni_record *out)
 {
-    out->kind = (firni_record_kind)firni_get_u32(bytes + 28);
+    out->kind = (firni_record_kind)(firni_get_u32(bytes + 28) & 0xffffffu); /* two bytes are zero, or it is none */
+    out->priority = (int8_t)bytes[31];
     out->record_bytes = firni_get_u64(bytes + 40);
     out->created_wall_ns = firni_get_u64(bytes + 48);
     out->first_token = firni_get_u32(bytes + 56);
@@ -148,7 +149,31 @@ static void decode_fixed(const uint8_t *bytes, firni_record *out)
     }
 }
 
-/* What an index says of the record. Names only where the chain begins: so each chain says once what it belongs to. */
+/* Whether names and links are where they belong. A chain says once what it belongs to, where it begins: at token 0, or
+ * where it goes on from a record of a namespace above. */
+static bool names_fit(const firni_record *record, uint8_t links)
+{
+    const uint32_t n_links = firni_record_links_bytes(&record->links);
+    return record->n_ns <= FIRN_NAMESPACE_BYTES_MAX && record->n_text <= FIRNI_RECORD_TEXT_BYTES_MAX && links <= 3 &&
+           record->header_bytes ==
+               firni_record_header_bytes(record->n_sections, record->n_ns + record->n_text + n_links) &&
+           (record->first_token == 0 || (record->n_text == 0 && (record->n_ns == 0 || n_links > 0))) &&
+           memchr(record->ns_name, '\0', record->n_ns) == NULL;
+}
+
+/* Behind the names; within the header, whose size was compared with theirs. */
+static void decode_links(const uint8_t *at, firni_record_links *links)
+{
+    if (links->has_before) {
+        memcpy(links->before.bytes, at, FIRN_DIGEST_BYTES);
+        at += FIRN_DIGEST_BYTES;
+    }
+    if (links->has_under) {
+        memcpy(links->under.bytes, at, FIRN_DIGEST_BYTES);
+    }
+}
+
+/* What an index says of the record. */
 static firn_status decode_annex(const uint8_t *header, firni_record *out, firn_error *err)
 {
     const uint8_t *at = header + FIRNI_RECORD_FIXED_BYTES + (size_t)out->n_sections * FIRNI_SECTION_BYTES;
@@ -160,15 +185,17 @@ static firn_status decode_annex(const uint8_t *header, firni_record *out, firn_e
     out->n_window = firni_get_u16(at + 50);
     out->n_fixed = firni_get_u16(at + 52);
     out->n_ns = firni_get_u16(at + 54);
-    out->n_text = firni_get_u32(at + 56);
+    out->n_text = firni_get_u32(at + 56) & 0xffffffu;
+    out->links = (firni_record_links){ .has_before = at[59] & 1, .has_under = at[59] >> 1 & 1 };
     out->plain_bytes = (uint64_t)firni_get_u32(at + 60) * FIRNI_RECORD_ALIGN;
     out->ns_name = (const char *)at + FIRNI_RECORD_ANNEX_BYTES;
     out->text = out->ns_name + out->n_ns;
-    if (out->n_ns > FIRN_NAMESPACE_BYTES_MAX || out->n_text > FIRNI_RECORD_TEXT_BYTES_MAX ||
-        out->header_bytes != firni_record_header_bytes(out->n_sections, out->n_ns + out->n_text) ||
-        (out->first_token != 0 && out->n_ns + out->n_text != 0) ||
-        memchr(out->ns_name, '\0', out->n_ns) != NULL) {
+    if (!names_fit(out, at[59])) {
         return firni_fail(err, FIRN_ERR_CORRUPT, "a record's names do not fit its header");
+    }
+    decode_links((const uint8_t *)out->text + out->n_text, &out->links);
+    if (out->priority < FIRN_PRIORITY_MIN || out->priority > FIRN_PRIORITY_MAX) {
+        return firni_fail(err, FIRN_ERR_CORRUPT, "a record of priority %d", out->priority);
     }
     if (out->plain_bytes != 0 && (out->plain_bytes <= out->record_bytes || out->plain_bytes > FIRNI_RECORD_BYTES_MAX)) {
         return firni_fail(err, FIRN_ERR_CORRUPT, "a packed record is not smaller than it was");

@@ -22,9 +22,15 @@ bool firni_checksum_equal(firni_checksum a, firni_checksum b)
     return a.low == b.low && a.high == b.high;
 }
 
+uint32_t firni_record_links_bytes(const firni_record_links *links)
+{
+    return ((uint32_t)links->has_before + (uint32_t)links->has_under) * FIRN_DIGEST_BYTES;
+}
+
 uint32_t firni_record_header_bytes(uint32_t n_sections, uint32_t n_names)
 {
-    if (n_sections > FIRNI_RECORD_SECTIONS_MAX || n_names > FIRN_NAMESPACE_BYTES_MAX + FIRNI_RECORD_TEXT_BYTES_MAX) {
+    const uint32_t n_names_max = FIRN_NAMESPACE_BYTES_MAX + FIRNI_RECORD_TEXT_BYTES_MAX + FIRNI_RECORD_LINKS_BYTES_MAX;
+    if (n_sections > FIRNI_RECORD_SECTIONS_MAX || n_names > n_names_max) {
         return 0;
     }
     const uint32_t used =
@@ -61,7 +67,9 @@ static void encode_annex(const firni_record *record, uint8_t *at)
     firni_put_u16(at + 50, record->n_window);
     firni_put_u16(at + 52, record->n_fixed);
     firni_put_u16(at + 54, (uint16_t)record->n_ns);
-    firni_put_u32(at + 56, record->n_text);
+    /* The text is shorter than 2^24: its highest byte says which links there are. */
+    firni_put_u32(at + 56, record->n_text | (uint32_t)record->links.has_before << 24 |
+                               (uint32_t)record->links.has_under << 25);
     firni_put_u32(at + 60, (uint32_t)(record->plain_bytes / FIRNI_RECORD_ALIGN));
     if (record->n_ns > 0) {
         memcpy(at + FIRNI_RECORD_ANNEX_BYTES, record->ns_name, record->n_ns);
@@ -69,19 +77,32 @@ static void encode_annex(const firni_record *record, uint8_t *at)
     if (record->n_text > 0) {
         memcpy(at + FIRNI_RECORD_ANNEX_BYTES + record->n_ns, record->text, record->n_text);
     }
+    at += FIRNI_RECORD_ANNEX_BYTES + record->n_ns + record->n_text;
+    if (record->links.has_before) {
+        memcpy(at, record->links.before.bytes, FIRN_DIGEST_BYTES);
+        at += FIRN_DIGEST_BYTES;
+    }
+    if (record->links.has_under) {
+        memcpy(at, record->links.under.bytes, FIRN_DIGEST_BYTES);
+    }
 }
 
 void firni_record_encode(const firni_record *record, uint8_t *out)
 {
-    assert(record->header_bytes == firni_record_header_bytes(record->n_sections, record->n_ns + record->n_text));
-    assert(record->header_bytes > 0 && (record->first_token == 0 || record->n_ns + record->n_text == 0));
+    const uint32_t n_links = firni_record_links_bytes(&record->links);
+    assert(record->header_bytes ==
+           firni_record_header_bytes(record->n_sections, record->n_ns + record->n_text + n_links));
+    assert(record->header_bytes > 0 && (record->first_token == 0 || record->n_text == 0));
+    assert(record->first_token == 0 || record->n_ns == 0 || n_links > 0);
+    assert(record->priority >= FIRN_PRIORITY_MIN && record->priority <= FIRN_PRIORITY_MAX);
     assert(record->record_bytes % FIRNI_RECORD_ALIGN == 0 && record->record_bytes >= record->header_bytes);
     assert(record->plain_bytes % FIRNI_RECORD_ALIGN == 0 && record->plain_bytes / FIRNI_RECORD_ALIGN <= UINT32_MAX);
     assert(record->n_tokens <= FIRN_BLOCK_TOKENS && record->first_token % FIRN_BLOCK_TOKENS == 0);
     memset(out, 0, record->header_bytes);
     memcpy(out, magic, sizeof magic);
     firni_put_u32(out + 24, FIRNI_RECORD_VERSION);
-    firni_put_u32(out + 28, (uint32_t)record->kind);
+    out[28] = (uint8_t)record->kind;
+    out[31] = (uint8_t)record->priority;
     firni_put_u32(out + 32, record->header_bytes);
     firni_put_u32(out + 36, record->n_sections);
     firni_put_u64(out + 40, record->record_bytes);

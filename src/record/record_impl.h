@@ -25,7 +25,9 @@
  *           0      8   magic 89 46 49 52 4e 0d 0a 1a  ("\x89FIRN\r\n\x1a")
  *           8     16   XXH3-128 of bytes [24, header_bytes): low 64 bits, high 64 bits
  *          24      4   version: 1
- *          28      4   kind: 1 block, 2 tail, 3 checkpoint, 4 object
+ *          28      1   kind: 1 block, 2 tail, 3 checkpoint, 4 object
+ *          29      2   zero
+ *          31      1   priority: signed, -100 to 100, of the store that wrote it
  *          32      4   header_bytes: multiple of 4,096
  *          36      4   n_sections
  *          40      8   record_bytes: header and images, multiple of 4,096
@@ -39,8 +41,8 @@
  *         192    256   tokens[64], unused ones zero
  *         448   64*n   section table
  *    448 + 64 n     64   annex: what an index says of the record, so that one can be made from records alone
- *         ...          of the records at token 0: the namespace's name, the identity's text; then zeros up to
- *                      header_bytes
+ *         ...          names: of the records at token 0 the namespace's name and the identity's text, of those with links
+ *                      the namespace's name; then the links; then zeros up to header_bytes
  *
  * Annex:
  *
@@ -52,8 +54,12 @@
  *          50      2   window layers whose blocks it holds
  *          52      2   layers whose state it holds
  *          54      2   bytes of the namespace's name that follow: 0..255
- *          56      4   bytes of the identity's text that follow: 0..32,768
+ *          56      3   bytes of the identity's text that follow: 0..32,768
+ *          59      1   links that follow, 32 bytes each: bit 0 `before`, bit 1 `under`
  *          60      4   plain_pages: 4 KiB pages of the record before it was packed; 0: it is not packed
+ *
+ * A *link* is a digest of the chain of a namespace above: `before` that of the record which this one continues, `under`
+ * that of the parent of the record which this one lies on (docs/FORMAT.md, "Namespaces below namespaces").
  *
  * A *packed* record has the header of the plain one, and behind it its sections as codec.c stores them, one right behind
  * the other; record_bytes and the sections' offsets are those of the packed form, lengths and checksums those of the
@@ -134,6 +140,15 @@ typedef struct firni_section {
     uint32_t stored_bytes;    /* 0 without a codec: then the section takes n_bytes */
 } firni_section;
 
+/* What of a namespace above a record hangs on. Zeroed: nothing. */
+typedef struct firni_record_links {
+    bool has_before, has_under;
+    firn_digest before; /* of the record that this one continues */
+    firn_digest under;  /* the parent of the record that this one lies on */
+} firni_record_links;
+
+#define FIRNI_RECORD_LINKS_BYTES_MAX (2u * FIRN_DIGEST_BYTES)
+
 /* A header in memory. `sections` belongs to whoever made the struct. */
 typedef struct firni_record {
     firni_record_kind kind;
@@ -147,14 +162,17 @@ typedef struct firni_record {
     uint64_t offset;
     uint32_t reusable_from;
     uint16_t n_full, n_window, n_fixed;
-    const char *ns_name, *text; /* without terminators; n_ns and n_text are 0 but at token 0 */
+    const char *ns_name, *text; /* without terminators; n_ns is 0 but at token 0 and with links, n_text but at token 0 */
     uint32_t n_ns, n_text;
+    firni_record_links links;
+    int8_t priority;
     firn_token tokens[FIRN_BLOCK_TOKENS];
     firni_section *sections;
     uint32_t n_sections;
 } firni_record;
 
-/* Size of a header with this many sections and bytes of names; 0 when it would be too large. */
+uint32_t firni_record_links_bytes(const firni_record_links *links);
+/* Size of a header with this many sections and bytes of names, links included; 0 when it would be too large. */
 uint32_t firni_record_header_bytes(uint32_t n_sections, uint32_t n_names);
 /* Writes the header into out[0..header_bytes). Everything in `record` is set, checksums of sections included. */
 void firni_record_encode(const firni_record *record, uint8_t *out);

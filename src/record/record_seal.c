@@ -91,7 +91,7 @@ static firn_status make_plain(uint8_t *header, uint32_t header_bytes)
     memcpy(parent.bytes, header + SECRET_AT, sizeof parent.bytes);
     memcpy(header + PARENT_AT, parent.bytes, sizeof parent.bytes);
     const firn_digest digest =
-        firni_chain_record((firni_record_kind)firni_get_u32(header + 28), &parent, tokens, n_tokens);
+        firni_chain_record((firni_record_kind)header[28], &parent, tokens, n_tokens);
     memcpy(header + SECRET_AT, digest.bytes, sizeof digest.bytes);
     firni_put_u32(header + VERSION_AT, firni_get_u32(header + VERSION_AT) & ~FIRNI_RECORD_SEALED);
     const firni_checksum checksum = firni_checksum_of(header + CLEAR_AT, header_bytes - CLEAR_AT);

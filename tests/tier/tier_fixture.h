@@ -338,7 +338,8 @@ static inline uint64_t fixture_disk_bytes(const char *dir)
     DIR *open_dir = opendir(dir);
     assert_non_null(open_dir);
     for (const struct dirent *found = readdir(open_dir); found != NULL; found = readdir(open_dir)) {
-        n_bytes += strncmp(found->d_name, "seg-", 4) == 0 ? fixture_file_bytes(dir, found->d_name) : 0;
+        const bool is_counted = strncmp(found->d_name, "seg-", 4) == 0 || strncmp(found->d_name, "ledger-", 7) == 0;
+        n_bytes += is_counted ? fixture_file_bytes(dir, found->d_name) : 0;
     }
     closedir(open_dir);
     return n_bytes;

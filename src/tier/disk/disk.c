@@ -14,7 +14,7 @@
 #include <string.h>
 
 #include "base/bounded.h"
-#include "tier/disk/disk_impl.h"
+#include "tier/disk/ledger_impl.h"
 
 #define BUDGET_BYTES_DEFAULT  (UINT64_C(16) << 30)
 #define SEGMENT_BYTES_DEFAULT (UINT64_C(256) << 20)
@@ -275,6 +275,9 @@ static bool flush_now(firni_disk *disk)
         pthread_mutex_lock(&disk->writer);
         firni_code code = firni_segments_sync_all(&volume->segments);
         reason = firni_disk_upkeep(disk, volume);
+        if (code == 0) {
+            code = firni_ledger_sync(volume);
+        }
         if (code == 0) {
             code = firni_volume_settle(volume);
         }

@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tier/disk/disk_impl.h"
+#include "tier/disk/ledger_impl.h"
 
 typedef struct audited {
     firni_entry entry;
@@ -233,7 +233,7 @@ static void add_file(void *ctx, const char *name)
 {
     audit *job = ctx;
     char path[FIRNI_DISK_PATH_MAX];
-    if (firni_segment_id_of(name) == 0 && strcmp(name, "firn.lock") != 0) {
+    if (firni_segment_id_of(name) == 0 && firni_ledger_number_of(name) == 0 && strcmp(name, "firn.lock") != 0) {
         return;
     }
     const firn_io *io = firni_io(job->disk->env);

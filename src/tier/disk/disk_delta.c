@@ -161,8 +161,6 @@ static void add_pending(firni_store_job *job, const firni_key *key, const firni_
                                 .parent = firni_key_parent(key),
                                 .replaces = old != NULL };
     pending->entry.created_wall_ns = firni_wall_ns(job->disk->env);
-    job->n_pending_bytes +=
-        form->record_bytes + firni_form_names_bytes(form, firni_origin_names(&job->origin, entry->first_token));
 }
 
 /* Whether an entry that is there serves in the place of one that would be written: it has all that one has. */
@@ -302,6 +300,31 @@ static firni_code find_new_records(firni_store_job *job, MDB_txn *txn)
     return code == 0 ? find_new_checkpoint(job, txn) : code;
 }
 
+/* What a new record goes on from, or lies on, in a namespace above; and then what all of them take. */
+static void find_links(firni_store_job *job)
+{
+    const firn_tier_handle *handle = job->handle;
+    for (uint32_t i = 0; i < job->n_pending + job->has_object; i++) {
+        firni_pending *pending = &job->pending[i];
+        const uint32_t record = pending->entry.first_token / FIRN_BLOCK_TOKENS;
+        const bool lies_on = pending->entry.kind > FIRNI_RECORD_TAIL && record < handle->n_records;
+        const uint32_t before = handle->level_of != NULL && record > 0 ? handle->level_of[record - 1] : 0;
+        const uint32_t under = handle->level_of != NULL && lies_on ? handle->level_of[record] : 0;
+        if (before > 0) {
+            pending->links.has_before = true;
+            pending->links.before = *firni_handle_parent(handle, before, record);
+        }
+        if (under > 0) {
+            pending->links.has_under = true;
+            pending->links.under = *firni_handle_parent(handle, under, record);
+        }
+        if (i < job->n_pending) {
+            job->n_pending_bytes += pending->form->record_bytes +
+                                    firni_form_names_bytes(pending->form, firni_origin_names(&job->origin, pending));
+        }
+    }
+}
+
 firni_code firni_store_find_new(firni_store_job *job)
 {
     MDB_txn *txn = NULL;
@@ -316,5 +339,8 @@ firni_code firni_store_find_new(firni_store_job *job)
                                  &job->pending[job->n_pending]);
     }
     mdb_txn_abort(txn);
+    if (code == 0) {
+        find_links(job);
+    }
     return code;
 }

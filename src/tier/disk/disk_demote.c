@@ -266,6 +266,7 @@ static firni_code append(demote_step *step, candidate *one, firni_record *record
                                        .offset = record->offset,
                                        .n_bytes = record->record_bytes };
     one->packed.plain_bytes = record->plain_bytes;
+    record->priority = one->entry.priority; /* what later users made of it */
     code = seal_packed(step, record);
     if (code != 0) {
         return code;

@@ -31,10 +31,10 @@
 #include <errno.h>
 #include <string.h>
 
-#include "tier/disk/disk_impl.h"
+#include "tier/disk/ledger_impl.h"
 
 #define EXPIRY_BATCHES_MAX  16u   /* per upkeep */
-#define SEGMENT_SLACK_BYTES 8192u /* what a file system may add to a file for its own books */
+#define SEGMENT_SLACK_BYTES 8192u /* what a file system may add to a file for its own books, or some lines to the ledger */
 
 /* ---- condemned --------------------------------------------------------------------------------------------------- */
 
@@ -265,7 +265,7 @@ static uint64_t deficit(const firni_disk *disk, firni_volume *volume, uint64_t n
     const uint64_t needed = firni_volume_physical_bytes(volume) + n_bytes +
                             firni_index_reserve_bytes(index_bytes, n_entries) +
                             firni_index_reserve_bytes(index_bytes, FIRNI_EVICT_BATCH) +
-                            (uint64_t)firni_segments_count(&volume->segments) * SEGMENT_SLACK_BYTES;
+                            (uint64_t)(firni_segments_count(&volume->segments) + 1) * SEGMENT_SLACK_BYTES;
     return needed > disk->options.budget_bytes ? needed - disk->options.budget_bytes : 0;
 }
 
@@ -436,6 +436,13 @@ static firni_code write_suspects(const firni_index *index, MDB_txn *txn, const n
 static firni_code write_notes(firni_disk *disk, firni_volume *volume, const note_list *notes)
 {
     MDB_txn *txn = NULL;
+    for (uint32_t i = 0; i < notes->n_touches; i++) {
+        const firni_touch *touch = &notes->touches[i];
+        if (firni_handle_is_raised(touch->handle, touch->priority)) {
+            firni_disk_prepare_ledger(disk, volume);
+            firni_disk_log_raised(disk, volume, touch->handle, touch->priority);
+        }
+    }
     firni_code code = firni_index_begin(&volume->index, false, &txn);
     if (code != 0) {
         return code;
@@ -485,6 +492,7 @@ firn_reason firni_disk_upkeep(firni_disk *disk, firni_volume *volume)
     assert(!disk->options.read_only);
     note_list noted;
     firni_disk_expire_pins(disk, volume);
+    firni_disk_make_first_ledger(disk, volume);
     take_notes(disk, &noted);
     firn_reason reason = FIRN_REASON_NONE;
     if (noted.n_changed > 0) {

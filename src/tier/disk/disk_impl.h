@@ -16,10 +16,12 @@
  *      disk_inspect.c  visit and verify                                          disk_store.c    what is new -> named
  *      disk_check.c    the books, audited                                        disk_write.c    records -> files
  *      disk_memo.c     walks of the last lookups
- *      fsck.c          a new index from segments alone            fsck_scan.c     segments -> the records in them
+ *      fsck.c          a new index from segments and ledger       fsck_scan.c     segments -> the records in them
+ *      fsck_ledger.c   what was kept by name
  *      disk_worker.c   the threads of asynchronous restores                      disk_evict.c    room, expiry, upkeep
  *      disk_layers.c   records -> blocks, layer by layer         disk_demote.c   idle records -> packed ones
  *      disk_packed.c   packed records -> blocks
+ *      disk_ledger.c   ledger.c   ledger_line.c   a second copy of what segments do not say (ledger_impl.h)
  *
  * How a record becomes visible (disk_store.c): bytes appended, synced, then named by one index transaction. How it goes
  * (disk_evict.c): unnamed by one index transaction that also logs its range as a hole, then punched, then the log
@@ -329,6 +331,20 @@ typedef struct firni_hole {
     bool is_logged, is_punched;
 } firni_hole;
 
+/* The file that `firn cache fsck` reads beside the segments: ledger_impl.h. Guarded by disk->writer, but for what is
+ * atomic. */
+typedef struct firni_ledger {
+    _Atomic uint32_t number;     /* of the file; 0: there is none */
+    _Atomic uint64_t physical_bytes;
+    uint32_t last_number;        /* ever used */
+    int fd;                      /* -1: there is none */
+    uint64_t end;                /* where the next line goes */
+    uint64_t begun_bytes;        /* what the file began with; 0: another process began it */
+    uint8_t salt[16];
+    bool is_unsynced;
+    bool is_hopeless;            /* it could not be made: no use trying before something is kept */
+} firni_ledger;
+
 /* The attached directory. Replaced as a whole when the directory vanished and came back. */
 typedef struct firni_volume {
     const firn_env *env;
@@ -341,6 +357,7 @@ typedef struct firni_volume {
     uint64_t lock_inode, lock_physical_bytes;
     firni_index index;
     firni_segments segments;
+    firni_ledger ledger;
     _Atomic uint64_t index_physical_bytes, n_entries; /* as of the last commit */
     /* Guarded by disk->writer. */
     uint32_t segment_id;         /* being appended to; 0: none yet */
@@ -655,6 +672,7 @@ typedef struct firni_pending {
     bool replaces;               /* an entry with this key is there: quarantined, bare, or an object */
     firni_entry old;
     uint64_t n_known_bytes;      /* of its bytes, stored before in another record */
+    firni_record_links links;    /* to records of namespaces above */
 } firni_pending;
 
 /* An upper bound of an object record's bytes. */
@@ -664,7 +682,7 @@ firni_code firni_object_plan(const firni_disk *disk, const firni_volume *volume,
                              const firn_tier_handle *handle, uint32_t n_tokens, firni_pending *out);
 firni_key firni_object_key(const firn_tier_handle *handle, uint32_t level, uint32_t n_tokens);
 
-/* What the records of one store belong to: said once in each chain, by the records at token 0. */
+/* What the records of one store belong to: said once in each chain, by the records where it begins. */
 typedef struct firni_origin {
     firn_digest ns;
     const char *ns_name;
@@ -672,8 +690,9 @@ typedef struct firni_origin {
 } firni_origin;
 
 firni_origin firni_disk_origin(const firni_disk *disk, const char *ns);
-/* Bytes of names in the header of a record that begins at this token. */
-uint32_t firni_origin_names(const firni_origin *origin, uint32_t first_token);
+/* Bytes of names in the header of a record, links included. */
+uint32_t firni_origin_names(const firni_origin *origin, const firni_pending *pending);
+uint32_t firni_origin_names_max(const firni_origin *origin);
 
 /* writer held, all that follow. Writes records of every kind but objects from the memory of the rows' blocks; fills in
  * places. What was attempted has a place with n_bytes > 0, also on failure. */

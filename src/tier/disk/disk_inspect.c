@@ -125,6 +125,7 @@ firn_status firn_disk_visit(firn_tier *tier, bool (*visit)(void *ctx, const firn
                                               .plain_bytes = entry.plain_bytes != 0 ? entry.plain_bytes
                                                                                     : entry.place.n_bytes,
                                               .last_used_wall_ns = entry.stamp,
+                                              .priority = entry.priority,
                                               .ns = ns,
                                               .identity_text = text,
                                               .quarantined = entry.is_quarantined || is_suspect(disk, &entry) };

@@ -10,7 +10,7 @@
 #include <string.h>
 
 #include "record/bytes_impl.h"
-#include "tier/disk/disk_impl.h"
+#include "tier/disk/ledger_impl.h"
 
 #define SESSIONS_MAX 4096u
 #define PAGE_BYTES   4096u
@@ -48,6 +48,7 @@ static firni_code drop_oldest_session(firni_disk *disk, firni_volume *volume, MD
         }
     }
     if (code == MDB_NOTFOUND && oldest_ns != UINT64_MAX) {
+        firni_disk_log_kept(disk, volume, FIRNI_SESSIONS, &oldest, NULL);
         code = firni_index_del_kept(&volume->index, txn, FIRNI_SESSIONS, &oldest);
     }
     return code == MDB_NOTFOUND ? 0 : code;
@@ -57,6 +58,8 @@ static firni_code write_locked(firni_disk *disk, firni_volume *volume, firni_kep
                                const firni_kept *row)
 {
     MDB_txn *txn = NULL;
+    firni_disk_prepare_ledger(disk, volume);
+    const uint64_t ledger_end = volume->ledger.end;
     firni_code code = firni_index_begin(&volume->index, false, &txn);
     if (code != 0) {
         return code;
@@ -67,11 +70,15 @@ static firni_code write_locked(firni_disk *disk, firni_volume *volume, firni_kep
         code = table == FIRNI_SESSIONS ? drop_oldest_session(disk, volume, txn) : 0;
         code = code == 0 ? firni_index_put_kept(&volume->index, txn, table, identity_of(disk), row) : code;
     }
-    if (code != 0) {
+    if (code == 0) {
+        firni_disk_log_kept(disk, volume, table, key, row);
+        code = mdb_txn_commit(txn);
+    } else {
         mdb_txn_abort(txn);
-        return code;
     }
-    code = mdb_txn_commit(txn);
+    if (code != 0) {
+        firni_ledger_take_back(volume, ledger_end);
+    }
     firni_volume_measure(volume);
     return code;
 }

@@ -19,8 +19,8 @@
 
 uint64_t firni_object_bytes_max(const firn_attachment *attachments, uint32_t n_attachments)
 {
-    uint64_t n_bytes = firni_record_header_bytes(FIRNI_ATTACHMENT_SECTIONS_MAX,
-                                                 FIRN_NAMESPACE_BYTES_MAX + FIRNI_RECORD_TEXT_BYTES_MAX);
+    const uint32_t n_names = FIRN_NAMESPACE_BYTES_MAX + FIRNI_RECORD_TEXT_BYTES_MAX + FIRNI_RECORD_LINKS_BYTES_MAX;
+    uint64_t n_bytes = firni_record_header_bytes(FIRNI_ATTACHMENT_SECTIONS_MAX, n_names);
     for (uint32_t a = 0; a < n_attachments; a++) {
         n_bytes += FIRNI_RECORD_ALIGN + FIRNI_ATTACHMENT_SCHEMA_MAX + 4u + attachments[a].n_metadata_bytes;
         for (uint32_t t = 0; t < attachments[a].n_tensors; t++) {

@@ -18,7 +18,7 @@
 #include <string.h>
 
 #include "record/bytes_impl.h"
-#include "tier/disk/disk_impl.h"
+#include "tier/disk/ledger_impl.h"
 
 /* The incomplete block at a pinned path's end: it lies in a record that begins with these tokens. */
 typedef struct held_tail {
@@ -373,7 +373,11 @@ static firni_code wipe_names(prune *job)
         mdb_txn_abort(txn);
         return code;
     }
-    return mdb_txn_commit(txn);
+    code = mdb_txn_commit(txn);
+    if (code == 0) {
+        firni_disk_renew_ledger(job->disk, job->volume);
+    }
+    return code;
 }
 
 /* ---- all of it --------------------------------------------------------------------------------------------------- */

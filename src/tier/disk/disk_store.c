@@ -23,6 +23,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "tier/disk/ledger_impl.h"
 #include "tier/disk/store_impl.h"
 
 /* ---- 5. to files ------------------------------------------------------------------------------------------------- */
@@ -139,22 +140,13 @@ static firni_code touch(firni_store_job *job, MDB_txn *txn, const firni_key *key
  * evicted. */
 static firni_code link_to_levels(const firni_store_job *job, MDB_txn *txn, const firni_pending *pending)
 {
-    const firn_tier_handle *handle = job->handle;
-    const uint32_t record = pending->entry.first_token / FIRN_BLOCK_TOKENS;
-    if (handle->level_of == NULL) {
-        return 0;
-    }
-    const firn_digest *own = firni_handle_parent(handle, 0, record);
-    const uint32_t before = record > 0 ? handle->level_of[record - 1] : 0;
-    const uint32_t under = pending->entry.kind > FIRNI_RECORD_TAIL && record < handle->n_records
-                               ? handle->level_of[record]
-                               : 0;
+    const firni_index *index = &job->volume->index;
     firni_code code = 0;
-    if (before > 0) {
-        code = firni_index_put_link(&job->volume->index, txn, firni_handle_parent(handle, before, record), own);
+    if (pending->links.has_before) {
+        code = firni_index_put_link(index, txn, &pending->links.before, &pending->parent);
     }
-    if (under > 0 && code == 0) {
-        code = firni_index_put_link(&job->volume->index, txn, firni_handle_parent(handle, under, record), own);
+    if (pending->links.has_under && code == 0) {
+        code = firni_index_put_link(index, txn, &pending->links.under, &pending->parent);
     }
     return code;
 }
@@ -190,10 +182,14 @@ static firni_code name_records(firni_store_job *job, MDB_txn *txn, uint64_t stam
     return code == 0 && job->touches_checkpoint ? touch(job, txn, &job->handle->checkpoint_key, stamp) : code;
 }
 
-/* Step 6. On failure the index is as it was, and so is the list of holes. */
+/* Step 6. On failure the index is as it was, and so are the list of holes and the ledger. */
 static firni_code commit(firni_store_job *job)
 {
     firni_volume *volume = job->volume;
+    if (job->keyed != NULL || firni_handle_is_raised(job->handle, job->input->priority)) {
+        firni_disk_prepare_ledger(job->disk, volume);
+    }
+    const uint64_t ledger_end = volume->ledger.end;
     pthread_mutex_lock(&job->disk->mutex);
     const uint64_t stamp = firni_disk_take_stamps(job->disk, job->n_blocks + 2);
     pthread_mutex_unlock(&job->disk->mutex);
@@ -214,12 +210,17 @@ static firni_code commit(firni_store_job *job)
         code = firni_volume_log_holes(volume, txn);
     }
     if (code == 0) {
+        firni_disk_log_raised(job->disk, volume, job->handle, job->input->priority);
+        if (job->keyed != NULL) {
+            firni_disk_log_kept(job->disk, volume, FIRNI_KEYS, NULL, job->keyed);
+        }
         code = mdb_txn_commit(txn);
     } else {
         mdb_txn_abort(txn);
     }
     firni_disk_absolve(job->disk, code == 0);
     if (code != 0) {
+        firni_ledger_take_back(volume, ledger_end);
         volume->n_holes = n_holes_before;
         return code;
     }

@@ -48,9 +48,22 @@ firni_origin firni_disk_origin(const firni_disk *disk, const char *ns)
     };
 }
 
-uint32_t firni_origin_names(const firni_origin *origin, uint32_t first_token)
+/* A record says what its chain belongs to where the chain begins: at token 0 with the identity's text; and where it goes
+ * on from a record of a namespace above. */
+static bool has_ns(const firni_pending *pending)
 {
-    return first_token == 0 ? origin->n_ns + origin->n_text : 0;
+    return pending->entry.first_token == 0 || pending->links.has_before || pending->links.has_under;
+}
+
+uint32_t firni_origin_names(const firni_origin *origin, const firni_pending *pending)
+{
+    return (has_ns(pending) ? origin->n_ns : 0) + (pending->entry.first_token == 0 ? origin->n_text : 0) +
+           firni_record_links_bytes(&pending->links);
+}
+
+uint32_t firni_origin_names_max(const firni_origin *origin)
+{
+    return origin->n_ns + origin->n_text + FIRNI_RECORD_LINKS_BYTES_MAX;
 }
 
 /* The header of a pending record; its place is complete. */
@@ -58,7 +71,6 @@ static void encode_header(const firni_disk *disk, const firni_pending *pending, 
                           uint32_t header_bytes, firni_section *sections, uint32_t n_sections, uint8_t *out)
 {
     const firni_entry *entry = &pending->entry;
-    const bool has_names = entry->first_token == 0;
     firni_record record = {
         .kind = entry->kind,
         .header_bytes = header_bytes,
@@ -79,8 +91,10 @@ static void encode_header(const firni_disk *disk, const firni_pending *pending, 
         .n_fixed = entry->n_fixed,
         .ns_name = origin->ns_name,
         .text = disk->options.schema->identity_text,
-        .n_ns = has_names ? origin->n_ns : 0,
-        .n_text = has_names ? origin->n_text : 0,
+        .n_ns = has_ns(pending) ? origin->n_ns : 0,
+        .n_text = entry->first_token == 0 ? origin->n_text : 0,
+        .links = pending->links,
+        .priority = entry->priority,
         .sections = sections,
         .n_sections = n_sections,
     };
@@ -91,7 +105,7 @@ static void encode_header(const firni_disk *disk, const firni_pending *pending, 
 /* What the names add to the record's header. */
 static uint32_t record_surplus(const firni_pending *pending, const firni_origin *origin)
 {
-    return firni_form_names_bytes(pending->form, firni_origin_names(origin, pending->entry.first_token));
+    return firni_form_names_bytes(pending->form, firni_origin_names(origin, pending));
 }
 
 /* Scratch of write_blocks. */
@@ -246,7 +260,7 @@ firni_code firni_disk_write_blocks(firni_disk *disk, firni_volume *volume, firni
     }
     const firni_plan_form *whole = &disk->plan.blocks[disk->plan.n_kinds], *checkpoint = &disk->plan.checkpoint;
     const uint32_t n_sections = whole->n_sections > checkpoint->n_sections ? whole->n_sections : checkpoint->n_sections;
-    const size_t header_bytes = firni_record_header_bytes(n_sections, firni_origin_names(origin, 0));
+    const size_t header_bytes = firni_record_header_bytes(n_sections, firni_origin_names_max(origin));
     const uint64_t sealed_bytes = disk->crypt != NULL ? sealed_batch_bytes(pending, n_pending, origin) : 0;
     const block_writer writer = {
         .headers = firni_alloc_aligned(disk->env, n_scratch * header_bytes, FIRNI_RECORD_ALIGN),
@@ -300,7 +314,7 @@ firni_code firni_disk_write_object(firni_disk *disk, firni_volume *volume, firni
     if (sections == NULL) {
         return ENOMEM;
     }
-    const uint32_t n_names = firni_origin_names(origin, pending->entry.first_token);
+    const uint32_t n_names = firni_origin_names(origin, pending);
     const uint32_t n_sections =
         firni_attachments_layout(attachments, n_attachments, n_names, sections, &header_bytes, &record_bytes);
     firni_record_seal seal = { .salt = { 0 } };

@@ -1,10 +1,11 @@
 /*
- * A new index from segments alone, for one that is lost, damaged or of another version.
+ * A new index from segments and ledger, for one that is lost, damaged or of another version.
  *
  *   1. take the writer's lock; open the segments, and not the index;
- *   2. scan: every record that is whole and where it says it is (fsck_scan.c);
+ *   2. scan: every record that is whole and where it says it is (fsck_scan.c); read the ledger (fsck_ledger.c);
  *   3. of the records under one key keep the one that has most layers, then the newest;
- *   4. keep what has the whole chain before it;
+ *   4. keep what has the whole chain before it: in a namespace below another, as far as its own records do not reach,
+ *      the chain of the one above that a record names;
  *   5. order by use: the youngest thing that is known to need a record is its last use;
  *   6. remove the old index, and name everything in one transaction, which also makes the new index complete;
  *   7. give back what is not named: logged as holes by that transaction, then punched.
@@ -12,9 +13,8 @@
  * Nothing that is stored changes before the commit of 6. A process that ends before leaves no index, or one that is not
  * complete: neither is opened by a tier, and a second run begins at 1.
  *
- * What an index knew and segments do not say is lost: when a record was last used (now: when it was written), whether it
- * was quarantined (now: read again, and left out when it is damaged), priorities, and what was kept by name. A chain of
- * a namespace below another that goes on from records of the one above is left out: no segment has the links.
+ * What an index knew and neither segments nor ledger say is lost: when a record was last used (now: when it was
+ * written), and whether it was quarantined (now: read again, and left out when it is damaged).
  */
 #include <assert.h>
 #include <errno.h>
@@ -89,44 +89,69 @@ static int by_position(const void *a, const void *b)
     return compare_u64(left->entry.first_token, right->entry.first_token);
 }
 
-/* The block that a record continues. */
-static firni_found *find_before(firni_found *const *blocks, uint64_t n_blocks, const firni_found *found)
+firni_found *firni_fsck_block(const firni_fsck *job, const firn_digest *digest)
 {
-    firni_found wanted = { .entry = { .digest = found->parent } };
+    firni_found wanted = { .entry = { .digest = *digest } };
     firni_found *key = &wanted;
-    firni_found *const *at = bsearch(&key, blocks, n_blocks, sizeof(firni_found *), by_digest);
+    firni_found *const *at = bsearch(&key, job->blocks, job->n_blocks, sizeof(firni_found *), by_digest);
     return at != NULL ? *at : NULL;
+}
+
+/* Whether a namespace reads the records of another: `below` is named after it. */
+static bool reads(const firni_names *below, const firn_digest *root)
+{
+    firni_levels levels;
+    firni_levels_of(below->ns, &levels);
+    for (uint32_t level = 1; level < levels.n; level++) {
+        const firn_digest above = firn_chain_root(&below->identity, levels.names[level]);
+        if (firni_digest_equal(&above, root)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The block that a record continues: of its own chain, or of one above that it names. */
+static firni_found *find_before(const firni_fsck *job, const firni_found *found)
+{
+    firni_found *own = firni_fsck_block(job, &found->parent);
+    if (!found->links.has_before || (own != NULL && own->is_kept)) {
+        return own;
+    }
+    return firni_fsck_block(job, &found->links.before);
 }
 
 /* A record stands on kept ones: those before it were judged before it, in the order of positions. */
 static bool has_chain(const firni_fsck *job, const firni_found *found)
 {
     const firni_entry *entry = &found->entry;
+    const firni_names *names = firni_fsck_names(job, &entry->root);
     if (entry->first_token == 0) {
         /* Or an object by key: it has no tokens, and its parent is the digest of its key. */
         const bool is_first = firni_digest_equal(&found->parent, &entry->root) ||
                               (found->which == FIRNI_OBJECTS && entry->n_tokens == 0);
-        return is_first && firni_fsck_names(job, &entry->root) != NULL;
+        return is_first && names != NULL;
     }
     const firni_found *before = found->before;
-    return before != NULL && before->is_kept && before->entry.first_token + FIRN_BLOCK_TOKENS == entry->first_token &&
-           firni_digest_equal(&before->entry.root, &entry->root);
+    if (before == NULL || !before->is_kept || before->entry.first_token + FIRN_BLOCK_TOKENS != entry->first_token) {
+        return false;
+    }
+    return firni_digest_equal(&before->entry.root, &entry->root) || (names != NULL && reads(names, &before->entry.root));
 }
 
-/* `order` and `blocks` have room for all; afterwards order is by position. */
-static bool keep_chains(firni_fsck *job, firni_found **order, firni_found **blocks)
+/* `order` and job->blocks have room for all; afterwards order is by position. */
+static bool keep_chains(firni_fsck *job, firni_found **order)
 {
-    uint64_t n_blocks = 0;
     for (uint64_t i = 0; i < job->n_found; i++) {
         if (order[i]->is_kept && order[i]->entry.kind == FIRNI_RECORD_BLOCK) {
-            blocks[n_blocks++] = order[i];
+            job->blocks[job->n_blocks++] = order[i];
         }
     }
-    qsort(blocks, n_blocks, sizeof(firni_found *), by_digest);
+    qsort(job->blocks, job->n_blocks, sizeof(firni_found *), by_digest);
     qsort(order, job->n_found, sizeof(firni_found *), by_position);
     for (uint64_t i = 0; i < job->n_found; i++) {
         if (order[i]->is_kept) {
-            order[i]->before = order[i]->entry.first_token > 0 ? find_before(blocks, n_blocks, order[i]) : NULL;
+            order[i]->before = order[i]->entry.first_token > 0 ? find_before(job, order[i]) : NULL;
             if (!has_chain(job, order[i]) && !drop(job, order[i], &job->report.n_orphans)) {
                 return false;
             }
@@ -135,7 +160,7 @@ static bool keep_chains(firni_fsck *job, firni_found **order, firni_found **bloc
     return true;
 }
 
-/* ---- 5. recency -------------------------------------------------------------------------------------------------- */
+/* ---- 5. recency and priority ------------------------------------------------------------------------------------- */
 
 /* In the order in which eviction takes them: what depends on a record goes before it. */
 static int by_use(const void *a, const void *b)
@@ -150,13 +175,17 @@ static int by_use(const void *a, const void *b)
 }
 
 /* `order` is by position; afterwards by use. A block is at least as young as what continues it, and then comes later,
- * so that stamps, which only rise, keep every parent above its children. */
+ * so that stamps, which only rise, keep every parent above its children. Whoever stored with a priority gave it to the
+ * whole chain, so a block is also of the priority of what continues it. */
 static void give_stamps(const firni_fsck *job, firni_found **order)
 {
     for (uint64_t i = job->n_found; i-- > 0;) {
         firni_found *before = order[i]->is_kept ? order[i]->before : NULL;
         if (before != NULL && before->used_wall_ns < order[i]->used_wall_ns) {
             before->used_wall_ns = order[i]->used_wall_ns;
+        }
+        if (before != NULL && before->entry.priority < order[i]->entry.priority) {
+            before->entry.priority = order[i]->entry.priority;
         }
     }
     qsort(order, job->n_found, sizeof(firni_found *), by_use);
@@ -185,23 +214,60 @@ static firni_code lies_on_record(const firni_index *index, MDB_txn *txn, const f
     return code == MDB_NOTFOUND ? 0 : code;
 }
 
+/* Or on one of a namespace above, below the parent that it names. */
+static firni_code check_checkpoint(const firni_index *index, MDB_txn *txn, const firni_found *found,
+                                   const firni_key *key, bool *lies)
+{
+    firni_code code = lies_on_record(index, txn, key, lies);
+    if (code == 0 && !*lies && found->links.has_under) {
+        const firni_key above = firni_key_make(FIRNI_CHECKPOINTS, &found->links.under, found->tokens,
+                                               found->entry.n_tokens);
+        code = lies_on_record(index, txn, &above, lies);
+    }
+    return code;
+}
+
+static firni_code add_links(const firni_index *index, MDB_txn *txn, const firni_found *found)
+{
+    firni_code code = 0;
+    if (found->links.has_before) {
+        code = firni_index_put_link(index, txn, &found->links.before, &found->parent);
+    }
+    if (found->links.has_under && code == 0) {
+        code = firni_index_put_link(index, txn, &found->links.under, &found->parent);
+    }
+    return code;
+}
+
+/* What the index says of an identity: records at token 0 do, whichever namespace's. */
+static const char *identity_text(const firni_fsck *job, const firni_names *names)
+{
+    for (uint32_t i = 0; names->text == NULL && i < job->n_names; i++) {
+        if (job->names[i].text != NULL && firni_digest_equal(&job->names[i].identity, &names->identity)) {
+            return job->names[i].text;
+        }
+    }
+    return names->text;
+}
+
 static firni_code add_found(firni_fsck *job, MDB_txn *txn, firni_found *found)
 {
     const firni_index *index = &job->volume->index;
     const firni_key key = firni_key_make(found->which, &found->parent, found->tokens, found->entry.n_tokens);
     if (found->which == FIRNI_CHECKPOINTS) {
-        bool has_record;
-        const firni_code code = lies_on_record(index, txn, &key, &has_record);
-        if (code != 0 || !has_record) {
+        bool lies;
+        const firni_code code = check_checkpoint(index, txn, found, &key, &lies);
+        if (code != 0 || !lies) {
             return code != 0 ? code : drop(job, found, &job->report.n_orphans) ? 0 : ENOMEM;
         }
     }
     const firni_names *names = firni_fsck_names(job, &found->entry.root);
     assert(names != NULL); /* or the chain would not have been kept */
-    const firn_schema schema = { .identity = names->identity, .identity_text = names->text };
+    const firn_schema schema = { .identity = names->identity, .identity_text = identity_text(job, names) };
     job->report.n_records++;
     job->report.record_bytes += found->entry.place.n_bytes;
-    return firni_index_add(index, txn, &key, &found->entry, &schema, names->ns);
+    const firni_code code = firni_index_add(index, txn, &key, &found->entry, &schema, names->ns);
+    return code == 0 ? add_links(index, txn, found) : code;
 }
 
 /* Records first: checkpoints have to find them. */
@@ -243,6 +309,9 @@ static firni_code commit(firni_fsck *job, firni_found *const *order)
         return code;
     }
     code = add_all(job, txn, order);
+    if (code == 0) {
+        code = firni_fsck_add_names(job, txn);
+    }
     if (code == 0) {
         code = log_debris(job, txn);
     }
@@ -290,15 +359,17 @@ static firn_status rebuild(firni_fsck *job, firn_error *err)
 {
     const char *dir = job->volume->dir;
     firni_found **order = firni_calloc(job->env, job->n_found + 1, sizeof(firni_found *));
-    firni_found **blocks = firni_calloc(job->env, job->n_found + 1, sizeof(firni_found *));
+    job->blocks = firni_calloc(job->env, job->n_found + 1, sizeof(firni_found *));
     for (uint64_t i = 0; i < job->n_found && order != NULL; i++) {
         order[i] = &job->found[i];
     }
     firn_status status = FIRN_OK;
-    if (order == NULL || blocks == NULL || !choose_best(job, order) || !keep_chains(job, order, blocks)) {
+    if (order == NULL || job->blocks == NULL || firni_fsck_read_ledger(job) != 0 || !choose_best(job, order) ||
+        !keep_chains(job, order)) {
         status = firni_fail(err, FIRN_ERR_NO_MEMORY, "no memory for the records of %s", dir);
     }
     if (status == FIRN_OK) {
+        firni_fsck_raise(job);
         give_stamps(job, order);
         status = firni_volume_new_index(job->volume, MAP_BUDGET_BYTES, job->crypt, err);
     }
@@ -314,7 +385,6 @@ static firn_status rebuild(firni_fsck *job, firn_error *err)
         }
     }
     firni_free(job->env, order);
-    firni_free(job->env, blocks);
     return status;
 }
 
@@ -326,6 +396,9 @@ static void deinit(firni_fsck *job)
     }
     firni_free(job->env, job->names);
     firni_free(job->env, job->found);
+    firni_free(job->env, job->blocks);
+    firni_free(job->env, job->lines);
+    firni_free(job->env, job->ledger.bytes);
     firni_free(job->env, job->debris);
     firni_volume_close(job->volume);
     firni_crypt_destroy(job->crypt);
@@ -339,11 +412,12 @@ firn_status firn_disk_fsck(const char *dir, const firn_disk_fsck_options *option
     if (dir == NULL || strlen(dir) + 64 > FIRNI_DISK_PATH_MAX) {
         return firni_fail(err, FIRN_ERR_INVALID, "a store to rebuild needs a directory");
     }
-    const firni_volume_options volume_options = { .dir = dir, .without_index = true, .budget_bytes = MAP_BUDGET_BYTES };
+    firni_volume_options volume_options = { .dir = dir, .without_index = true, .budget_bytes = MAP_BUDGET_BYTES };
     uint64_t last_stamp;
     firn_status status = FIRN_OK;
     if (options != NULL && options->key != NULL) {
         status = firni_crypt_create(options->key, env, &job.crypt, err);
+        volume_options.unlock.crypt = job.crypt;
     }
     if (status == FIRN_OK) {
         status = firni_volume_open(&volume_options, env, &job.volume, &last_stamp, err);

@@ -85,10 +85,24 @@ static char *copy_text(const firn_env *env, const char *bytes, uint32_t n_bytes)
     return text;
 }
 
-/* What the record says of its chain is noted once for each root. */
+/* Whether the record says what its chain belongs to. */
+static bool has_names(const firni_record *record)
+{
+    return record->first_token == 0 || record->links.has_before || record->links.has_under;
+}
+
+/* What records say of their chain is noted once for each root; the text of an identity by those at token 0. */
 static bool note_names(firni_fsck *job, const firni_record *record)
 {
-    if (record->first_token != 0 || firni_fsck_names(job, &record->root) != NULL) {
+    const uint32_t known = names_at(job, &record->root);
+    if (known < job->n_names && firni_digest_equal(&job->names[known].root, &record->root)) {
+        firni_names *names = &job->names[known];
+        if (names->text == NULL && record->first_token == 0) {
+            names->text = copy_text(job->env, record->text, record->n_text);
+        }
+        return names->text != NULL || record->first_token != 0;
+    }
+    if (!has_names(record)) {
         return true;
     }
     if (job->n_names == job->names_capacity) {
@@ -101,8 +115,9 @@ static bool note_names(firni_fsck *job, const firni_record *record)
         job->names_capacity = capacity;
     }
     char *ns = copy_text(job->env, record->ns_name, record->n_ns);
-    char *text = copy_text(job->env, record->text, record->n_text);
-    if (ns == NULL || text == NULL) {
+    const bool has_text = record->first_token == 0;
+    char *text = has_text ? copy_text(job->env, record->text, record->n_text) : NULL;
+    if (ns == NULL || (has_text && text == NULL)) {
         firni_free(job->env, ns);
         firni_free(job->env, text);
         return false;
@@ -138,12 +153,14 @@ static bool note_record(scanner *scan, const firni_record *record)
                    .place = { .segment = scan->segment, .offset = record->offset, .n_bytes = record->record_bytes },
                    .plain_bytes = record->plain_bytes,
                    .created_wall_ns = record->created_wall_ns,
+                   .priority = record->priority,
                    .digest = record->digest,
                    .root = record->root },
         .which = record->kind == FIRNI_RECORD_OBJECT       ? FIRNI_OBJECTS
                  : record->kind == FIRNI_RECORD_CHECKPOINT ? FIRNI_CHECKPOINTS
                                                            : FIRNI_RECORDS,
         .parent = record->parent,
+        .links = record->links,
         .used_wall_ns = record->created_wall_ns,
     };
     memcpy(found->tokens, record->tokens, sizeof found->tokens);
@@ -188,7 +205,7 @@ static bool reserve_sections(scanner *scan, uint32_t n)
 /* Whether a record's names are those that its digests were made of. */
 static bool names_fit(const firni_record *record)
 {
-    if (record->first_token != 0) {
+    if (!has_names(record)) {
         return true;
     }
     char ns[FIRN_NAMESPACE_BYTES_MAX + 1] = "";

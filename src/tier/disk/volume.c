@@ -10,7 +10,8 @@
  *   3. open the index, and sync it: what follows is done to files that a commit no longer names, which no power failure
  *      may undo any more; without an index, but with segments, refuse and name the command that makes it anew;
  *   4. for each segment file: unknown to the index -> unlink; longer than the index says -> punch the surplus;
- *   5. punch the holes that the log still names.
+ *   5. punch the holes that the log still names;
+ *   6. open the ledger, if there is one, and unlink what a crash left beside it.
  * None of it depends on the number of records.
  */
 #include <assert.h>
@@ -21,7 +22,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "tier/disk/disk_impl.h"
+#include "tier/disk/ledger_impl.h"
+
+#define LEDGERS_MAX 8u /* files: a crash leaves two at most */
 
 #define RESERVE_SHARE       20u                 /* of the file system is left free, by default */
 #define RESERVE_BYTES_USUAL (UINT64_C(2) << 30) /* and no more than this */
@@ -31,6 +34,7 @@ typedef struct listing {
     const firn_env *env;
     uint32_t *segments;
     uint32_t n_segments, capacity;
+    uint32_t ledgers[LEDGERS_MAX], n_ledgers;
     bool has_lock, has_foreign, out_of_memory;
 } listing;
 
@@ -38,10 +42,14 @@ typedef struct listing {
 static void note_name(void *ctx, const char *name)
 {
     listing *list = ctx;
-    const uint32_t id = firni_segment_id_of(name);
+    const uint32_t id = firni_segment_id_of(name), ledger = firni_ledger_number_of(name);
+    if (ledger != 0 && list->n_ledgers < LEDGERS_MAX) {
+        list->ledgers[list->n_ledgers++] = ledger;
+    }
     if (id == 0) {
+        const bool is_own = ledger != 0 || strcmp(name, "firn.lock") == 0 || strcmp(name, "index") == 0;
         list->has_lock = list->has_lock || strcmp(name, "firn.lock") == 0;
-        list->has_foreign = list->has_foreign || (strcmp(name, "firn.lock") != 0 && strcmp(name, "index") != 0);
+        list->has_foreign = list->has_foreign || !is_own;
         return;
     }
     if (list->n_segments == list->capacity) {
@@ -419,6 +427,7 @@ firn_status firni_volume_open(const firni_volume_options *options, const firn_en
     volume->read_only = options->read_only;
     volume->sync_always = options->sync_always;
     volume->lock_fd = -1;
+    volume->ledger.fd = -1;
     firni_segments_init(&volume->segments, env, options->dir, options->read_only, options->buffered);
     const firn_io *io = firni_io(env);
     listing list = { .env = env };
@@ -439,6 +448,10 @@ firn_status firni_volume_open(const firni_volume_options *options, const firn_en
     } else if (status == FIRN_OK) {
         status = attach_index(volume, options, &list, last_stamp, err);
     }
+    if (status == FIRN_OK && !options->read_only) {
+        firni_ledger_open(volume, list.ledgers, list.n_ledgers, options->unlock.crypt, volume->index.is_locked,
+                          options->without_index);
+    }
     firni_free(env, list.segments);
     if (status != FIRN_OK) {
         firni_volume_close(volume);
@@ -458,6 +471,7 @@ void firni_volume_close(firni_volume *volume)
     }
     assert(volume->n_users == 0);
     firni_index_close(&volume->index);
+    firni_ledger_close(volume);
     firni_segments_deinit(&volume->segments);
     if (volume->lock_fd >= 0) {
         const firn_io *io = firni_io(volume->env);
@@ -491,7 +505,7 @@ firni_code firni_volume_check(const firni_volume *volume, bool by_path)
 uint64_t firni_volume_physical_bytes(firni_volume *volume)
 {
     return firni_segments_physical_bytes(&volume->segments) + atomic_load(&volume->index_physical_bytes) +
-           volume->lock_physical_bytes;
+           firni_ledger_physical_bytes(volume) + volume->lock_physical_bytes;
 }
 
 int64_t firni_volume_spare_bytes(const firni_volume *volume, uint64_t min_free_bytes)
@@ -522,5 +536,6 @@ void firni_volume_measure(firni_volume *volume)
 void firni_volume_measure_all(firni_volume *volume)
 {
     firni_segments_measure(&volume->segments);
+    firni_ledger_measure(volume);
     firni_volume_measure(volume);
 }
