@@ -47,6 +47,7 @@ typedef struct firn_io_stat {
     uint64_t physical_bytes; /* st_blocks * 512: punched holes do not count */
     uint64_t inode;          /* st_ino: tells a file from another that took over its name */
     uint64_t n_links;        /* 0: the open file has no name any more */
+    uint64_t modified_ns;    /* st_mtim, since 1970 */
 } firn_io_stat;
 
 /* The file system that a path is on. */
@@ -80,6 +81,7 @@ typedef struct firn_io {
     int (*stat)(void *ctx, int fd, firn_io_stat *out);
     int (*punch)(void *ctx, int fd, uint64_t offset, uint64_t n_bytes); /* returns the range to the file system */
     int (*unlink)(void *ctx, const char *path);
+    int (*rename)(void *ctx, const char *from, const char *to);         /* replaces `to` at once */
     int (*mkdir)(void *ctx, const char *path, mode_t mode);             /* an existing directory is -EEXIST */
     int (*chmod)(void *ctx, const char *path, mode_t mode);
     int (*stat_path)(void *ctx, const char *path, firn_io_stat *out);

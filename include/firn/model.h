@@ -44,9 +44,15 @@ typedef struct firn_model_options {
     uint32_t max_rows;           /* most rows of one forward; 0: 64 */
     void (*progress)(void *ctx, float fraction); /* load progress, may be NULL */
     void *progress_ctx;
+    /* Weights in the form that kernels read, kept in a file for the next start, which maps it: a directory of its own for
+     * such files, made when it is not there; NULL: none is read or written. A file is written after the first forward,
+     * on a thread of its own; whatever keeps it from being read or written is logged, and costs time alone. */
+    const char *packed_dir;
+    uint64_t packed_bytes_max;   /* of all such files; others make room, the oldest first; 0: no limit */
+    uint64_t packed_bytes_min;   /* smaller weights are not kept: packing them takes no time; 0: 32 MiB */
 } firn_model_options;
 
-/* Opens and checks the file, repacks the weights. Errors: IO, FORMAT (truncated, hostile, contradictory; the message
+/* Opens and checks the file, repacks the weights or maps them as packed before. Errors: IO, FORMAT (truncated, hostile, contradictory; the message
  * names the key or tensor), UNSUPPORTED (architecture or weight type; the message lists those supported), INVALID (options
  * out of range or in contradiction; layers that cannot keep state as kv_scheme says, which the message names), NO_MEMORY. */
 firn_status firn_model_open(const firn_model_options *options, const firn_env *env, firn_model **out, firn_error *err);
@@ -61,6 +67,8 @@ typedef struct firn_model_info {
     uint32_t n_vocab, n_layers, n_embd, n_heads, n_kv_heads, head_dim, n_ctx_train;
     uint64_t n_params;
     uint64_t weight_bytes;       /* as packed in memory */
+    bool weights_mapped;         /* they lie in a file of packed_dir, shared with other processes */
+    uint64_t packed_bytes_due;   /* of a file that is going to be written to packed_dir; 0: none */
 } firn_model_info;
 
 /* All pointers live as long as the model. */

@@ -10,6 +10,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
@@ -151,6 +152,7 @@ static void fill_stat(const struct stat *st, firn_io_stat *out)
         .physical_bytes = (uint64_t)st->st_blocks * 512u,
         .inode = (uint64_t)st->st_ino,
         .n_links = (uint64_t)st->st_nlink,
+        .modified_ns = (uint64_t)st->st_mtim.tv_sec * 1000000000u + (uint64_t)st->st_mtim.tv_nsec,
     };
 }
 
@@ -190,6 +192,12 @@ static int posix_unlink(void *ctx, const char *path)
 {
     (void)ctx;
     return result_of(unlink(path));
+}
+
+static int posix_rename(void *ctx, const char *from, const char *to)
+{
+    (void)ctx;
+    return result_of(rename(from, to));
 }
 
 static int posix_mkdir(void *ctx, const char *path, mode_t mode)
@@ -269,6 +277,7 @@ const firn_io *firn_io_default(void)
         .stat = posix_stat,
         .punch = posix_punch,
         .unlink = posix_unlink,
+        .rename = posix_rename,
         .mkdir = posix_mkdir,
         .chmod = posix_chmod,
         .stat_path = posix_stat_path,

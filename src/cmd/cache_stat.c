@@ -7,6 +7,7 @@
 
 #include "cmd/cache_listing.h"
 #include "cmd/cache_view.h"
+#include "model/packed_file.h"
 
 static firni_listing_group totals_of(const firni_listing *listing)
 {
@@ -35,6 +36,12 @@ static void print_stat(const firni_cache_view *view, const firni_listing *listin
     (void)printf("directory   %s\n", view->dir);
     (void)printf("on disk     %s of %s, index included\n", firni_cmd_size_text(stats.physical_bytes, used),
                  firni_cmd_size_text(stats.budget_bytes, budget));
+    char packed_dir[4096];
+    (void)snprintf(packed_dir, sizeof packed_dir, "%s/packed", view->dir);
+    const uint64_t packed_bytes = firni_packed_dir_bytes(packed_dir, view->env);
+    if (packed_bytes > 0) {
+        (void)printf("weights     %s packed, beside that\n", firni_cmd_size_text(packed_bytes, data));
+    }
     (void)printf("records     %" PRIu64 " (%s), %" PRIu64 " quarantined\n", sum.n_records,
                  firni_cmd_size_text(sum.n_bytes, data), sum.n_quarantined);
     if (sum.n_demoted > 0) {

@@ -8,6 +8,7 @@
 
 #include "cmd/cache_files.h"
 #include "cmd/cache_view.h"
+#include "model/packed_file.h"
 
 typedef struct wipe_options {
     firni_cache_view view;
@@ -29,6 +30,14 @@ static int wipe_namespace(firni_cache_view *view, const char *ns)
     return 0;
 }
 
+/* Weights are no state, but whoever empties a cache wants its room back; they come again with the next start. */
+static bool remove_packed(const firni_cache_view *view)
+{
+    char dir[4096];
+    const int len = snprintf(dir, sizeof dir, "%s/packed", view->dir);
+    return len > 0 && (size_t)len < sizeof dir && firni_packed_dir_remove(dir, view->env);
+}
+
 /* Under the writer's lock, so that no server loses its files while it runs. */
 static int wipe(firni_cache_view *view, void *ctx)
 {
@@ -38,7 +47,7 @@ static int wipe(firni_cache_view *view, void *ctx)
     }
     firn_tier_stats stats;
     firn_tier_get_stats(view->tier, &stats);
-    if (!firni_cache_remove_files(view->dir)) {
+    if (!firni_cache_remove_files(view->dir) || !remove_packed(view)) {
         return firni_cmd_fail(view->self, "not everything in %s could be removed: %s", view->dir, strerror(errno));
     }
     char size[FIRNI_SIZE_TEXT_BYTES];
@@ -61,6 +70,7 @@ const firni_command firni_cache_wipe = {
     .name = "cache wipe",
     .summary = "delete all stored state, or that of a namespace; refused while a server is using it",
     .synopsis = "cache wipe [--namespace NS] [--cache-dir DIR]",
-    .details = "What namespaces below the named one depend on stays: wipe those first.",
+    .details = "Without a namespace packed weights go, too. What namespaces below a named one depend on stays: wipe those\n"
+               "first.",
     .run = run,
 };

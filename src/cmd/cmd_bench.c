@@ -167,6 +167,8 @@ static int run(const firni_command *self, int argc, char **argv)
           .help = "most memory for key/value state (0: a quarter of memory)" },
         { .name = "cache-dir", .kind = FIRNI_FLAG_STRING, .target = &o->dir, .value_name = "DIR",
           .help = "where --ttft makes a directory of its own, removed afterwards" },
+        { .name = "packed-dir", .kind = FIRNI_FLAG_STRING, .target = &f.stack.packed_dir, .value_name = "DIR",
+          .help = "map packed weights from there, or keep them there for the next run" },
         { .name = "json", .kind = FIRNI_FLAG_BOOL, .target = &f.json, .help = "print JSON" },
     };
     /* clang-format on */

@@ -13,6 +13,7 @@
 #include "base/bounded.h"
 #include "cmd/cache_key.h"
 #include "cmd/stack_draft.h"
+#include "cmd/stack_packed.h"
 
 #define DISK_BUDGET_DEFAULT_BYTES (UINT64_C(16) << 30)
 #define RAM_BUDGET_MIN_BYTES (UINT64_C(64) << 20)
@@ -117,7 +118,10 @@ static firn_status fill_model_options(const firni_stack *stack, const firni_stac
 static firn_status open_model(firni_stack *stack, const firni_stack_options *options, firn_error *err)
 {
     firn_model_options model_options;
-    const firn_status status = fill_model_options(stack, options, &model_options, err);
+    firn_status status = fill_model_options(stack, options, &model_options, err);
+    if (status == FIRN_OK) {
+        status = firni_stack_set_packed(stack, options, &model_options, err);
+    }
     if (status != FIRN_OK) {
         return status;
     }
@@ -136,8 +140,14 @@ static firn_status open_model(firni_stack *stack, const firni_stack_options *opt
         return firni_fail(err, FIRN_ERR_NO_MEMORY, "no memory for the model's path");
     }
     model_options.path = stack->model_path;
-    const firn_status opened = firn_model_open(&model_options, stack->env, &stack->model, err);
-    return opened == FIRN_OK ? firni_stack_open_drafter(stack, options, &model_options, err) : opened;
+    status = firn_model_open(&model_options, stack->env, &stack->model, err);
+    if (status == FIRN_OK) {
+        status = firni_stack_open_drafter(stack, options, &model_options, err);
+    }
+    if (status == FIRN_OK) {
+        firni_stack_count_packed(stack, options);
+    }
+    return status;
 }
 
 /* The directory is known, and so is its key. */
@@ -314,6 +324,7 @@ static void close_now(void *ctx)
     firn_model_close(stack->model);
     firn_workers_destroy(stack->workers);
     firni_free(stack->env, stack->cache_dir);
+    firni_free(stack->env, stack->packed_dir);
     firni_free(stack->env, stack->model_path);
     firni_free(stack->env, stack);
 }

@@ -36,6 +36,7 @@ typedef struct firni_stack_options {
     uint64_t disk_budget_bytes;  /* 0: 16 GiB */
     const char *cache_dir;       /* NULL: $XDG_CACHE_HOME/firn, or ~/.cache/firn */
     const char *cache_key_file;  /* the key of an encrypted cache_dir; NULL: that of the environment, if any */
+    const char *packed_dir;      /* of packed weights: "auto", "off" or a directory (stack_packed.h); NULL: "auto" */
     bool no_disk;                /* no disk tier */
     const char *durability;      /* "none", "batch" or "always"; NULL: "batch" */
     uint64_t ttl_ns;             /* 0: no limit */
@@ -88,6 +89,8 @@ typedef struct firni_stack_options {
       .help = "where state is kept across restarts (default: $XDG_CACHE_HOME/firn or ~/.cache/firn)" },                \
     { .name = "cache-key-file", .kind = FIRNI_FLAG_STRING, .target = &(o).cache_key_file, .value_name = "FILE",        \
       .help = "encrypt the cache with this key: 32 bytes or 64 hexadecimal digits (default: $FIRN_CACHE_KEY)" },       \
+    { .name = "packed-dir", .kind = FIRNI_FLAG_STRING, .target = &(o).packed_dir, .value_name = "DIR",                 \
+      .help = "keep weights as kernels read them, for a quick start: auto (in the cache directory), off, or where" },  \
     { .name = "no-disk", .kind = FIRNI_FLAG_BOOL, .target = &(o).no_disk, .help = "keep state in RAM only" },          \
     { .name = "durability", .kind = FIRNI_FLAG_STRING, .target = &(o).durability, .value_name = "WHEN",                \
       .help = "when stored state is synced: none, batch, always (default: batch)", .choices = "none|batch|always" },   \
@@ -126,7 +129,8 @@ typedef struct firni_stack {
     char *model_path;
     bool is_builtin;              /* the model is the built-in one */
     char *cache_dir;              /* NULL with no_disk, or when none could be derived */
-    uint64_t ram_budget_bytes, disk_budget_bytes;
+    char *packed_dir;             /* NULL: weights are packed at each start */
+    uint64_t ram_budget_bytes, disk_budget_bytes; /* of state */
     firn_reason disk_state;       /* NONE: open; DISABLED: not asked for; else why it is not there or not written */
     char disk_message[400];       /* one sentence for a person; "" while disk_state is NONE */
     const firn_env *env;

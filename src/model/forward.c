@@ -16,6 +16,7 @@
 
 #include "base/base_impl.h"
 #include "model/model_impl.h"
+#include "model/packed_file.h"
 
 #define SCRATCH_ALIGN 64u
 
@@ -282,6 +283,9 @@ firn_status firn_model_forward(firn_model *model, const firn_forward_input *inpu
     assert(step.n_tokens == n_needed);
     if (n_wanted > 0) {
         compute_logits(model, &step, n_wanted, input->logits);
+        if (model->packed_keeper != NULL) {
+            firni_packed_keeper_begin(model->packed_keeper);
+        }
     }
     return FIRN_OK;
 }

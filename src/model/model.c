@@ -9,6 +9,7 @@
 #include "base/base_impl.h"
 #include "model/gguf_impl.h"
 #include "model/model_impl.h"
+#include "model/packed_file.h"
 #include "model/vocab_spec.h"
 
 #define BATCH_TOKENS_DEFAULT 512u
@@ -192,6 +193,8 @@ static void fill_info(firn_model *model)
         .n_ctx_train = hp->n_ctx_train,
         .n_params = model->weights.n_params,
         .weight_bytes = model->weights.packed_bytes,
+        .weights_mapped = model->weights.packed != NULL,
+        .packed_bytes_due = firni_model_packed_bytes_due(model),
     };
 }
 
@@ -217,6 +220,10 @@ static firn_status open_into(firn_model *model, const firn_model_options *option
         status = build_tokenizer(model, err);
     }
     if (status == FIRN_OK) {
+        status = firni_gguf_fingerprint(model->gguf, model->fingerprint, err);
+    }
+    if (status == FIRN_OK) {
+        firni_model_find_packed(model, options);
         status = load_weights(model, options, err);
     }
     if (status == FIRN_OK) {
@@ -224,6 +231,9 @@ static firn_status open_into(firn_model *model, const firn_model_options *option
     }
     if (status == FIRN_OK) {
         status = firni_model_build_schema(model, err);
+    }
+    if (status == FIRN_OK) {
+        firni_model_keep_packed(model, options);
     }
     return status;
 }
@@ -253,12 +263,14 @@ firn_status firn_model_open(const firn_model_options *options, const firn_env *e
     return FIRN_OK;
 }
 
-/* In reverse order of construction; the weights' row table points into the file, which goes last. */
+/* In reverse order of construction; the weights' row table points into the file, which goes last. What writes packed weights
+ * reads them. */
 void firn_model_close(firn_model *model)
 {
     if (model == NULL) {
         return;
     }
+    firni_packed_keeper_destroy(model->packed_keeper);
     firn_identity_destroy(model->identity);
     firni_free(model->env, model->cache_options);
     firni_free(model->env, model->cache_describes);

@@ -30,9 +30,12 @@ struct firn_model {
     const firni_arch *arch;
     firni_gguf *gguf;               /* open as long as the model: embedding rows are read from it */
     firn_tokenizer *tokenizer;
+    uint8_t fingerprint[32];        /* of the weights */
     firni_hparams hparams;
     firni_rope ropes[FIRNI_ROPES_MAX];
     firni_weights weights;
+    struct firni_packed_keeper *packed_keeper; /* NULL: nothing to write */
+    bool packed_is_bad;             /* there is a file of packed weights, which is damaged */
     const void *layers;
     firni_row_table embedding;
     const float *output_norm;
@@ -60,5 +63,11 @@ firn_status firni_model_plan_caches(firn_model *model, const firn_model_options 
 /* Builds model->identity and ->schema; everything else is in place. Errors: NO_MEMORY. */
 firn_status firni_model_build_schema(firn_model *model, firn_error *err);
 firn_status firni_scratch_init(firn_model *model, firn_error *err);
+/* Before the weights: maps their file, when there is one; needs the fingerprint. */
+void firni_model_find_packed(firn_model *model, const firn_model_options *options);
+/* After all has been opened: gets the weights written when they were packed here. */
+void firni_model_keep_packed(firn_model *model, const firn_model_options *options);
+/* About what is going to be written: page ends and the head are left out. */
+uint64_t firni_model_packed_bytes_due(const firn_model *model);
 
 #endif

@@ -43,7 +43,6 @@ static firn_status add_layers(firn_model *model, firn_error *err)
  * although the weights could hardly agree without it: "architecture: llama here, qwen2 there" is the better answer. */
 static firn_status add_fields(firn_model *model, firn_error *err)
 {
-    uint8_t weights[FIRN_DIGEST_BYTES];
     char rope[FIRNI_ROPES_MAX][400];
     static const char *const rope_names[FIRNI_ROPES_MAX] = { "rope", "rope.1" };
     char block[16];
@@ -54,12 +53,9 @@ static firn_status add_fields(firn_model *model, firn_error *err)
         firni_rope_describe(&model->hparams.ropes[i], rope[i], sizeof rope[i]);
     }
     (void)snprintf(block, sizeof block, "%u", FIRN_BLOCK_TOKENS);
-    firn_status status = firni_gguf_fingerprint(model->gguf, weights, err);
+    firn_status status = firn_identity_add(identity, "architecture", model->arch->name, err);
     if (status == FIRN_OK) {
-        status = firn_identity_add(identity, "architecture", model->arch->name, err);
-    }
-    if (status == FIRN_OK) {
-        status = add_digest(identity, "weights", weights, err);
+        status = add_digest(identity, "weights", model->fingerprint, err);
     }
     if (status == FIRN_OK) {
         status = add_digest(identity, "tokenizer", tokenizer.bytes, err);

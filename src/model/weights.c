@@ -1,8 +1,9 @@
 /*
  * Loads tensors: checks them against what the architecture expects, packs matrices, widens vectors.
  *
- * Owns the packed memory. Each tensor's source pages are given back as soon as it is packed, so that a load needs the
- * packed weights plus about one tensor, not the file twice. Packing is divided over the workers by panels.
+ * Owns the packed memory. Matrices that a file of packed weights has are taken from there, and their tensors not read.
+ * Each other tensor's source pages are given back as soon as it is packed, so that a load needs the packed weights plus
+ * about one tensor, not the file twice. Packing is divided over the workers by panels.
  */
 #define _GNU_SOURCE /* madvise */
 
@@ -15,6 +16,7 @@
 
 #include "base/base_impl.h"
 #include "model/ggml_type.h"
+#include "model/packed_file.h"
 
 #define HUGE_PAGE_BYTES ((size_t)2 << 20)
 #define CACHE_LINE_BYTES ((size_t)64)
@@ -28,6 +30,8 @@ void firni_weights_deinit(firni_weights *weights)
         firni_free(weights->env, weights->allocations[i]);
     }
     firni_free(weights->env, weights->allocations);
+    firni_free(weights->env, weights->entries);
+    firni_packed_unmap(weights->packed);
     *weights = (firni_weights){ .env = weights->env };
 }
 
@@ -202,6 +206,61 @@ static firn_status find_checked(firni_loader *loader, const char *name, uint32_t
 
 /* ---- matrices ---- */
 
+/* The next entry, zeroed; NULL without memory. */
+static firni_packed_entry *add_entry(firni_weights *weights)
+{
+    if (weights->n_entries == weights->entries_capacity) {
+        const uint32_t capacity = weights->entries_capacity == 0 ? 64 : weights->entries_capacity * 2;
+        firni_packed_entry *grown = firni_grow(weights->env, weights->entries, weights->n_entries, capacity,
+                                               sizeof *weights->entries);
+        if (grown == NULL) {
+            return NULL;
+        }
+        weights->entries = grown;
+        weights->entries_capacity = capacity;
+    }
+    firni_packed_entry *entry = &weights->entries[weights->n_entries++];
+    *entry = (firni_packed_entry){ .n_bytes = 0 };
+    return entry;
+}
+
+firn_status firni_loader_place_panels(firni_loader *loader, const firni_gguf_tensor *tensor, firni_weight_type type,
+                                      uint32_t n_rows, uint32_t n_each, const uint8_t **panels, uint8_t **room,
+                                      firn_error *err)
+{
+    firni_weights *weights = loader->weights;
+    const uint32_t n_cols = (uint32_t)tensor->shape[0];
+    const size_t matrix_bytes = firni_matrix_bytes(type, n_rows, n_cols);
+    size_t n_bytes = 0;
+    *room = NULL;
+    const bool fits = firni_mul_size(matrix_bytes, n_each, &n_bytes);
+    firni_packed_entry *entry = fits ? add_entry(weights) : NULL;
+    if (entry != NULL) {
+        assert(tensor->name.len_bytes < sizeof entry->name);
+        memcpy(entry->name, tensor->name.data, tensor->name.len_bytes);
+        entry->type = type;
+        entry->n_rows = n_rows;
+        entry->n_cols = n_cols;
+        entry->n_each = n_each;
+        entry->n_bytes = n_bytes;
+        entry->panels = weights->packed != NULL ? firni_packed_find(weights->packed, entry) : NULL;
+        if (entry->panels != NULL) {
+            weights->packed_bytes += n_bytes;
+        } else {
+            *room = firni_weights_alloc(weights, n_bytes);
+            entry->panels = *room;
+            weights->n_packed_here++;
+        }
+    }
+    if (entry == NULL || entry->panels == NULL) {
+        return firni_fail(err, FIRN_ERR_NO_MEMORY, "%s: no memory for the %lu times %zu bytes of tensor '%.*s'",
+                          firni_gguf_path(loader->gguf), (unsigned long)n_each, matrix_bytes,
+                          (int)tensor->name.len_bytes, tensor->name.data);
+    }
+    *panels = entry->panels;
+    return FIRN_OK;
+}
+
 /* One source tensor packed into panels [first_panel, ...) of a matrix. */
 typedef struct pack_job {
     firni_weight_type type;
@@ -234,23 +293,25 @@ static firn_status pack_stack(firni_loader *loader, const firni_gguf_tensor *con
         n_rows += tensors[i]->shape[1];
     }
     const uint32_t n_cols = (uint32_t)tensors[0]->shape[0];
-    const size_t n_bytes = firni_matrix_bytes(type, (uint32_t)n_rows, n_cols);
-    uint8_t *panels = firni_weights_alloc(loader->weights, n_bytes);
-    if (panels == NULL) {
-        return firni_fail(err, FIRN_ERR_NO_MEMORY, "%s: no memory for the %zu bytes of tensor '%.*s'",
-                          firni_gguf_path(loader->gguf), n_bytes, (int)tensors[0]->name.len_bytes,
-                          tensors[0]->name.data);
+    const uint8_t *panels = NULL;
+    uint8_t *room = NULL;
+    const firn_status status = firni_loader_place_panels(loader, tensors[0], type, (uint32_t)n_rows, 1, &panels, &room,
+                                                         err);
+    if (status != FIRN_OK) {
+        return status;
     }
-    pack_job job = { .type = type, .n_rows = (uint32_t)n_rows, .n_cols = n_cols, .panels = panels };
+    pack_job job = { .type = type, .n_rows = (uint32_t)n_rows, .n_cols = n_cols, .panels = room };
     /* One tensor after the other, each divided over the workers, so that the source pages of only one are mapped. */
     for (uint32_t i = 0; i < n_tensors; i++) {
         const uint32_t rows = (uint32_t)tensors[i]->shape[1];
         assert(i + 1 == n_tensors || rows % FIRNI_PANEL_ROWS == 0);
-        job.source = tensors[i]->data;
-        job.n_panels = (rows + FIRNI_PANEL_ROWS - 1) / FIRNI_PANEL_ROWS;
-        firn_workers_run(loader->workers, (job.n_panels + PANELS_PER_TASK - 1) / PANELS_PER_TASK, pack_task, &job);
-        job.first_panel += job.n_panels;
-        firni_gguf_drop_pages(loader->gguf, tensors[i]->data, tensors[i]->n_bytes);
+        if (room != NULL) {
+            job.source = tensors[i]->data;
+            job.n_panels = (rows + FIRNI_PANEL_ROWS - 1) / FIRNI_PANEL_ROWS;
+            firn_workers_run(loader->workers, (job.n_panels + PANELS_PER_TASK - 1) / PANELS_PER_TASK, pack_task, &job);
+            job.first_panel += job.n_panels;
+            firni_gguf_drop_pages(loader->gguf, tensors[i]->data, tensors[i]->n_bytes);
+        }
         firni_loader_report(loader, tensors[i]->n_bytes);
     }
     *out = (firni_matrix){ .type = type, .n_rows = (uint32_t)n_rows, .n_cols = n_cols, .panels = panels };

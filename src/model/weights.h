@@ -38,12 +38,31 @@ typedef struct firni_row_table {
     const uint8_t *rows;
 } firni_row_table;
 
+#define FIRNI_TENSOR_NAME_BYTES 64u
+
+/* Matrices of one shape behind each other, in panels. */
+typedef struct firni_packed_entry {
+    char name[FIRNI_TENSOR_NAME_BYTES]; /* of the first tensor in it */
+    firni_weight_type type;
+    uint32_t n_rows, n_cols, n_each;
+    uint64_t n_bytes;
+    const uint8_t *panels;
+    uint64_t offset;                    /* in a file of packed weights (packed_file.h) */
+} firni_packed_entry;
+
+struct firni_packed;
+
 /* Everything that was loaded; owns the memory that projections and vectors point into. */
 typedef struct firni_weights {
     const firn_env *env;
     void **allocations;
     uint32_t n_allocations;
     uint32_t capacity;
+    struct firni_packed *packed;        /* the file that panels lie in; NULL: all are in memory */
+    firni_packed_entry *entries;        /* of all matrices, in the order of loading */
+    uint32_t n_entries;
+    uint32_t entries_capacity;
+    uint32_t n_packed_here;             /* of them, in memory */
     uint64_t packed_bytes;
     uint64_t n_params;
     uint64_t params_of_type[FIRNI_WEIGHT_TYPES];
@@ -75,7 +94,6 @@ void firni_loader_deinit(firni_loader *loader);
 /* FORMAT with the name of a tensor that was not asked for. */
 firn_status firni_loader_check_all_used(const firni_loader *loader, const char *architecture, firn_error *err);
 
-#define FIRNI_TENSOR_NAME_BYTES 64u
 /* "blk.<layer>.<suffix>" */
 void firni_layer_tensor_name(char out[FIRNI_TENSOR_NAME_BYTES], uint32_t layer, const char *suffix);
 /* "<name>.<kind>" */
@@ -86,6 +104,12 @@ bool firni_loader_has(const firni_loader *loader, const char *name);
 firn_status firni_loader_find(firni_loader *loader, const char *name, uint32_t n_cols, uint32_t n_rows,
                               uint32_t n_stack, const firni_gguf_tensor **out, firni_weight_type *type,
                               firn_error *err);
+/* Panels for n_each matrices [n_rows, n_cols] whose first tensor is `tensor`: entry->panels is where they lie. *room is
+ * NULL when they are there already, in a file of packed weights; else the same address, to pack them into. Errors:
+ * NO_MEMORY. */
+firn_status firni_loader_place_panels(firni_loader *loader, const firni_gguf_tensor *tensor, firni_weight_type type,
+                                      uint32_t n_rows, uint32_t n_each, const uint8_t **panels, uint8_t **room,
+                                      firn_error *err);
 /* n_bytes more of the file have been loaded. */
 void firni_loader_report(firni_loader *loader, uint64_t n_bytes);
 /* Counts a tensor that the architecture knows and does not read as used; does nothing when the file lacks it. */

@@ -54,32 +54,32 @@ static firn_status pack_parts(firni_loader *loader, const firni_gguf_tensor *con
     for (uint32_t i = 0; i < n_tensors; i++) {
         n_rows += (uint32_t)tensors[i]->shape[1];
     }
-    size_t n_bytes;
-    const size_t matrix_bytes = firni_matrix_bytes(type, n_rows, n_cols);
-    const bool fits = firni_mul_size(matrix_bytes, n_each, &n_bytes);
-    uint8_t *panels = fits ? firni_weights_alloc(loader->weights, n_bytes) : NULL;
-    if (panels == NULL) {
-        return firni_fail(err, FIRN_ERR_NO_MEMORY, "%s: no memory for the %lu times %zu bytes of tensor '%.*s'",
-                          firni_gguf_path(loader->gguf), (unsigned long)n_each, matrix_bytes,
-                          (int)tensors[0]->name.len_bytes, tensors[0]->name.data);
+    const uint8_t *panels = NULL;
+    uint8_t *room = NULL;
+    const firn_status status = firni_loader_place_panels(loader, tensors[0], type, n_rows, n_each, &panels, &room, err);
+    if (status != FIRN_OK) {
+        return status;
     }
+    const size_t matrix_bytes = firni_matrix_bytes(type, n_rows, n_cols);
     pack_each_job job = {
         .type = type,
         .n_rows = n_rows,
         .n_cols = n_cols,
-        .panels = panels,
+        .panels = room,
         .matrix_bytes = matrix_bytes,
     };
     for (uint32_t i = 0; i < n_tensors; i++) {
         const uint32_t rows = (uint32_t)tensors[i]->shape[1];
         assert(i + 1 == n_tensors || rows % FIRNI_PANEL_ROWS == 0);
-        job.source = tensors[i]->data;
-        job.source_bytes = rows * firni_weight_row_bytes(type, n_cols);
-        job.n_panels = panels_of(rows);
-        job.n_tasks = (job.n_panels + PANELS_PER_TASK - 1) / PANELS_PER_TASK;
-        firn_workers_run(loader->workers, job.n_tasks * n_each, pack_each_task, &job);
-        job.first_panel += job.n_panels;
-        firni_gguf_drop_pages(loader->gguf, tensors[i]->data, tensors[i]->n_bytes);
+        if (room != NULL) {
+            job.source = tensors[i]->data;
+            job.source_bytes = rows * firni_weight_row_bytes(type, n_cols);
+            job.n_panels = panels_of(rows);
+            job.n_tasks = (job.n_panels + PANELS_PER_TASK - 1) / PANELS_PER_TASK;
+            firn_workers_run(loader->workers, job.n_tasks * n_each, pack_each_task, &job);
+            job.first_panel += job.n_panels;
+            firni_gguf_drop_pages(loader->gguf, tensors[i]->data, tensors[i]->n_bytes);
+        }
         firni_loader_report(loader, tensors[i]->n_bytes);
     }
     for (uint32_t e = 0; e < n_each; e++) {

@@ -32,6 +32,8 @@ typedef struct fixture_options {
     firn_kv_scheme kv_scheme;
     uint32_t n_threads;        /* 0: 1 */
     uint32_t max_batch_tokens; /* 0: 512 */
+    const char *packed_dir;    /* weights of any size are kept there; NULL: nowhere */
+    const firn_env *env;       /* of the model */
 } fixture_options;
 
 /* One cache per layer: a batch. */
@@ -53,8 +55,10 @@ static inline fixture fixture_open(const fixture_options *options)
         .kv_scheme = options->kv_scheme,
         .workers = f.workers,
         .max_batch_tokens = options->max_batch_tokens,
+        .packed_dir = options->packed_dir,
+        .packed_bytes_min = 1,
     };
-    const firn_status status = firn_model_open(&model_options, NULL, &f.model, &err);
+    const firn_status status = firn_model_open(&model_options, options->env, &f.model, &err);
     if (status != FIRN_OK) {
         fail_msg("%s: %s", options->path, err.message);
     }

@@ -237,6 +237,16 @@ static int world_unlink(void *ctx, const char *path)
     return inner->unlink(inner->ctx, path);
 }
 
+static int world_rename(void *ctx, const char *from, const char *to)
+{
+    test_world *world = ctx;
+    if (fails(world, TEST_IO_RENAME)) {
+        return -world->fail_errno;
+    }
+    const firn_io *inner = firn_io_default();
+    return inner->rename(inner->ctx, from, to);
+}
+
 static int world_mkdir(void *ctx, const char *path, mode_t mode)
 {
     test_world *world = ctx;
@@ -330,6 +340,7 @@ void test_world_init(test_world *world)
         .stat = world_stat,
         .punch = world_punch,
         .unlink = world_unlink,
+        .rename = world_rename,
         .mkdir = world_mkdir,
         .chmod = world_chmod,
         .stat_path = world_stat_path,

@@ -50,7 +50,7 @@ void test_dir_remove(const char *path); /* removes it with everything in it */
 typedef enum test_io_op {
     TEST_IO_OPEN, TEST_IO_PREAD, TEST_IO_PWRITEV, TEST_IO_READ_BATCH, TEST_IO_DATASYNC, TEST_IO_SYNC_DIR, TEST_IO_STAT,
     TEST_IO_PUNCH, TEST_IO_UNLINK, TEST_IO_MKDIR, TEST_IO_CHMOD, TEST_IO_STAT_PATH, TEST_IO_LOCK, TEST_IO_LIST_DIR,
-    TEST_IO_STAT_FS, TEST_IO_OPS
+    TEST_IO_STAT_FS, TEST_IO_RENAME, TEST_IO_OPS
 } test_io_op;
 
 /* Wraps the defaults. Pass &world.env to what is under test. All counters are atomic inside; set the aims only while

@@ -47,7 +47,9 @@ static void note_name(void *ctx, const char *name)
         list->ledgers[list->n_ledgers++] = ledger;
     }
     if (id == 0) {
-        const bool is_own = ledger != 0 || strcmp(name, "firn.lock") == 0 || strcmp(name, "index") == 0;
+        /* "packed": weights of models, which may come before any state (docs/OPERATIONS.md). */
+        const bool is_own = ledger != 0 || strcmp(name, "firn.lock") == 0 || strcmp(name, "index") == 0 ||
+                            strcmp(name, "packed") == 0;
         list->has_lock = list->has_lock || strcmp(name, "firn.lock") == 0;
         list->has_foreign = list->has_foreign || !is_own;
         return;
