@@ -88,6 +88,7 @@ typedef struct firn_lease_info {
     uint32_t n_tokens;        /* tokens of the prompt that need no computation: ram_tokens + disk_tokens */
     uint32_t ram_tokens;
     uint32_t disk_tokens;     /* restored from the tier below */
+    uint32_t below_tokens;    /* of these: where that is a stack, those that its lower tier gave */
     firn_reason reason;       /* why not more: see above */
     uint32_t first_divergence;/* first prompt token that no stored state covers; the prompt's length: all are stored */
     bool diverged;            /* a stored token differs there (false: the stored tokens simply end) */
@@ -200,6 +201,7 @@ typedef struct firn_prefix_stats {
     uint64_t n_checkpoints;
     uint64_t n_lookups, n_hits_ram, n_hits_disk;
     uint64_t hit_tokens_ram, hit_tokens_disk, miss_tokens;
+    uint64_t hit_tokens_below; /* of hit_tokens_disk: see below_tokens */
     uint64_t n_evicted, n_stores, n_store_failures;
     uint64_t n_shed;              /* nodes that gave up their window blocks and stayed */
     uint64_t n_checkpoints_dropped; /* by the retention rule */

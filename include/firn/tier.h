@@ -60,6 +60,7 @@ typedef struct firn_restored {
     void (*retain)(void *ctx);
     void *retain_ctx;
     uint64_t n_bytes_read;
+    uint32_t depth;             /* of a stack: how many tiers further down it came from; else 0 */
     const firn_env *env;
 } firn_restored;
 

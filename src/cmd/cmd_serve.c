@@ -12,6 +12,7 @@
 #include "cmd/stack.h"
 #include "cmd/stop_signal.h"
 #include "cmd/warm_files.h"
+#include "firn/stack.h"
 #include "server/server_impl.h"
 
 #define FLUSH_BOUND_NS (UINT64_C(60) * 1000000000u)
@@ -43,7 +44,7 @@ static firn_log_level level_of(const char *name)
 
 /* Budgets and the directory's state; without a tier, why there is none: nobody should have to look for that in a
  * log. */
-static void print_cache(const firni_stack *stack)
+static void print_cache(const firni_stack *stack, const char *cache_below)
 {
     char ram[FIRNI_SIZE_TEXT_BYTES], disk[FIRNI_SIZE_TEXT_BYTES], used[FIRNI_SIZE_TEXT_BYTES];
     (void)printf("  cache     RAM %s", firni_cmd_size_text(stack->ram_budget_bytes, ram));
@@ -52,17 +53,26 @@ static void print_cache(const firni_stack *stack)
         return;
     }
     firn_tier_stats stats;
+    firn_stack_stats both;
     firn_tier_get_stats(stack->tier, &stats);
+    if (firn_stack_get_stats(stack->tier, &both)) {
+        stats = both.upper;
+    }
     (void)printf("; disk %s in %s (%" PRIu64 " records, %s used)\n",
                  firni_cmd_size_text(stack->disk_budget_bytes, disk), stack->cache_dir, stats.n_records,
                  firni_cmd_size_text(stats.physical_bytes, used));
+    if (firn_stack_get_stats(stack->tier, &both)) {
+        (void)printf("            over %s in %s (%" PRIu64 " records, %s used)\n",
+                     firni_cmd_size_text(both.lower.budget_bytes, disk), cache_below, both.lower.n_records,
+                     firni_cmd_size_text(both.lower.physical_bytes, used));
+    }
     if (stack->disk_state != FIRN_REASON_NONE) {
         (void)printf("            %s: %s\n", firn_reason_name(stack->disk_state), stack->disk_message);
     }
 }
 
 /* All that someone needs who has just started it for the first time. */
-static void print_ready(const firni_stack *stack, const firni_server *server, const char *api_key)
+static void print_ready(const firni_stack *stack, const firni_server *server, const serve_options *options)
 {
     const firn_model_info *info = firn_model_get_info(stack->model);
     const firn_tokenizer *tokenizer = firn_model_tokenizer(stack->model);
@@ -75,10 +85,10 @@ static void print_ready(const firni_stack *stack, const firni_server *server, co
     if (stack->draft_name != NULL) {
         (void)printf("  draft     %s\n", stack->draft_name);
     }
-    print_cache(stack);
+    print_cache(stack, options->stack.cache_below);
     (void)printf("\n  curl %s/v1/completions -H 'Content-Type: application/json'%s \\\n"
                  "    -d '{\"prompt\": \"My dear sister,\", \"max_tokens\": 40}'\n\n", url,
-                 api_key != NULL ? " -H \"Authorization: Bearer $FIRN_API_KEY\"" : "");
+                 options->server.api_key != NULL ? " -H \"Authorization: Bearer $FIRN_API_KEY\"" : "");
     if (stack->is_builtin) {
         (void)printf("This is the built-in model: it writes period prose and does not chat. Serve another with\n"
                      "  firn serve -m MODEL.gguf\n");
@@ -163,6 +173,9 @@ static int serve(const firni_command *self, serve_options *options, const firn_e
         firni_log(env, FIRN_LOG_WARN, "no disk cache (%s): %s; serving with RAM only",
                   firn_reason_name(stack->disk_state), stack->disk_message);
     }
+    if (stack->below_message[0] != '\0') {
+        firni_log(env, FIRN_LOG_WARN, "one cache directory of two: %s", stack->below_message);
+    }
     options->server.engine = stack->engine;
     options->server.model = stack->model;
     options->server.ctx_tokens_max = options->stack.ctx_tokens_max;
@@ -187,7 +200,7 @@ static int serve(const firni_command *self, serve_options *options, const firn_e
     }
     firni_stop_signal_arm(stop);
     firni_stop_signal_on_user(stop, flush_on_signal, stack->engine);
-    print_ready(stack, server, options->server.api_key);
+    print_ready(stack, server, options);
 
     (void)firni_stop_signal_wait(stop);
     firni_stop_signal_on_user(stop, NULL, NULL);

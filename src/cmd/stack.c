@@ -12,6 +12,7 @@
 #include "base/base_impl.h"
 #include "base/bounded.h"
 #include "cmd/cache_key.h"
+#include "cmd/stack_below.h"
 #include "cmd/stack_draft.h"
 #include "cmd/stack_packed.h"
 
@@ -58,8 +59,7 @@ char *firni_stack_default_cache_dir(const firn_env *env)
     return dir;
 }
 
-/* Makes the parents of `dir`, private to the user. Failures are left for the tier to find: it names the path. */
-static void make_parents(const firn_env *env, const char *dir)
+void firni_stack_make_parents(const firn_env *env, const char *dir)
 {
     char *path = firni_strdup(env, dir);
     if (path == NULL) {
@@ -178,7 +178,9 @@ static firn_status open_disk_with(firni_stack *stack, const firni_stack_options 
         }
     }
     switch (status) {
-    case FIRN_OK: firni_stack_open_draft_disk(stack, &disk_options); return FIRN_OK;
+    case FIRN_OK:
+        firni_stack_open_draft_disk(stack, &disk_options);
+        return firni_stack_open_below(stack, options, &disk_options, err);
     case FIRN_ERR_CORRUPT:
     case FIRN_ERR_KEY:
     case FIRN_ERR_IO:
@@ -186,7 +188,7 @@ static firn_status open_disk_with(firni_stack *stack, const firni_stack_options 
                             : status == FIRN_ERR_KEY   ? FIRN_REASON_WRONG_KEY
                                                        : reason_of_errno(disk_err.os_error);
         (void)snprintf(stack->disk_message, sizeof stack->disk_message, "%s", disk_err.message);
-        return FIRN_OK;
+        return firni_stack_open_below(stack, options, &disk_options, err);
     case FIRN_ERR_BUSY:
         return firni_fail(err, status, "the cache directory %.200s is in use by another firn; choose another with "
                           "--cache-dir DIR, or keep state in RAM with --no-disk", stack->cache_dir);
@@ -221,7 +223,7 @@ static firn_status open_disk(firni_stack *stack, const firni_stack_options *opti
         (void)snprintf(stack->disk_message, sizeof stack->disk_message, "%s", key_err.message);
         return FIRN_OK;
     }
-    make_parents(stack->env, stack->cache_dir);
+    firni_stack_make_parents(stack->env, stack->cache_dir);
     const firn_status status = open_disk_with(stack, options, firni_cache_key_bytes(&key), err);
     firni_cache_key_forget(&key);
     return status;

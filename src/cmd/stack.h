@@ -35,6 +35,8 @@ typedef struct firni_stack_options {
     uint64_t ram_budget_bytes;   /* 0: a quarter of the memory this process may use */
     uint64_t disk_budget_bytes;  /* 0: 16 GiB */
     const char *cache_dir;       /* NULL: $XDG_CACHE_HOME/firn, or ~/.cache/firn */
+    const char *cache_below;     /* a second directory under cache_dir: see firn/stack.h; NULL: none */
+    uint64_t cache_below_budget_bytes; /* of it; 0: 64 GiB */
     const char *cache_key_file;  /* the key of an encrypted cache_dir; NULL: that of the environment, if any */
     const char *packed_dir;      /* of packed weights: "auto", "off" or a directory (stack_packed.h); NULL: "auto" */
     bool no_disk;                /* no disk tier */
@@ -87,6 +89,10 @@ typedef struct firni_stack_options {
       .help = "most bytes on disk, e.g. 64G (0: 16G)" },                                                               \
     { .name = "cache-dir", .kind = FIRNI_FLAG_STRING, .target = &(o).cache_dir, .value_name = "DIR",                   \
       .help = "where state is kept across restarts (default: $XDG_CACHE_HOME/firn or ~/.cache/firn)" },                \
+    { .name = "cache-below", .kind = FIRNI_FLAG_STRING, .target = &(o).cache_below, .value_name = "DIR",               \
+      .help = "a larger, slower directory under --cache-dir, with its own copy of all state" },                        \
+    { .name = "cache-below-budget", .kind = FIRNI_FLAG_BYTES, .target = &(o).cache_below_budget_bytes,                 \
+      .value_name = "BYTES", .help = "most bytes in --cache-below (0: 64G)" },                                         \
     { .name = "cache-key-file", .kind = FIRNI_FLAG_STRING, .target = &(o).cache_key_file, .value_name = "FILE",        \
       .help = "encrypt the cache with this key: 32 bytes or 64 hexadecimal digits (default: $FIRN_CACHE_KEY)" },       \
     { .name = "packed-dir", .kind = FIRNI_FLAG_STRING, .target = &(o).packed_dir, .value_name = "DIR",                 \
@@ -123,7 +129,7 @@ typedef struct firni_stack {
     firn_model *draft_model;      /* NULL: no drafter */
     const char *draft_name;       /* what guesses, for a person; NULL: nothing does */
     firn_pool *pool;
-    firn_tier *tier;              /* NULL: no disk tier; disk_state says why */
+    firn_tier *tier;              /* NULL: no disk tier; disk_state says why. A stack with cache_below */
     firn_tier *draft_tier;        /* the drafter's own, in a directory of its own in cache_dir; or NULL */
     firn_engine *engine;          /* NULL with no_engine */
     char *model_path;
@@ -133,6 +139,7 @@ typedef struct firni_stack {
     uint64_t ram_budget_bytes, disk_budget_bytes; /* of state */
     firn_reason disk_state;       /* NONE: open; DISABLED: not asked for; else why it is not there or not written */
     char disk_message[400];       /* one sentence for a person; "" while disk_state is NONE */
+    char below_message[400];      /* why there is one directory where two were asked for; "": all is well */
     const firn_env *env;
 } firni_stack;
 
@@ -144,6 +151,8 @@ firn_status firni_stack_open(const firni_stack_options *options, const firn_env 
 /* Where the cache goes when the user does not say: released with firni_free(); NULL when there is no home either, or no
  * memory. */
 char *firni_stack_default_cache_dir(const firn_env *env);
+/* Makes the parents of `dir`, private to the user. Failures are left for the tier to find: it names the path. */
+void firni_stack_make_parents(const firn_env *env, const char *dir);
 
 /* Closes in reverse: the engine stops and flushes within about bound_ns (report may be NULL; zeroed when there is no
  * engine), then tier, pool, model, workers. When a device does not answer for a minute more, what is left of the stack is

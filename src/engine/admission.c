@@ -248,6 +248,7 @@ static void clamp_to_prompt(firni_sequence *sequence)
         info->ram_tokens = info->ram_tokens < sequence->n_prompt ? info->ram_tokens : sequence->n_prompt;
         info->n_tokens = sequence->n_prompt;
         info->disk_tokens = info->n_tokens - info->ram_tokens;
+        info->below_tokens = info->below_tokens < info->disk_tokens ? info->below_tokens : info->disk_tokens;
     }
 }
 

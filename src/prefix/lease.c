@@ -184,6 +184,7 @@ void firni_lease_finish(firn_lease *lease, firn_reason failure, uint64_t restore
         info->ram_tokens = info->n_tokens;
     }
     info->disk_tokens = info->n_tokens - info->ram_tokens;
+    info->below_tokens = lease->is_from_below ? info->disk_tokens : 0;
     info->restore_ns = restore_ns;
     explain_divergence(lease);
     info->reason = explain(lease, failure);
@@ -194,6 +195,7 @@ void firni_lease_finish(firn_lease *lease, firn_reason failure, uint64_t restore
     stats->n_hits_disk += info->disk_tokens > 0;
     stats->hit_tokens_ram += info->ram_tokens;
     stats->hit_tokens_disk += info->disk_tokens;
+    stats->hit_tokens_below += info->below_tokens;
     stats->miss_tokens += lease->n_prompt - info->n_tokens;
     stats->reasons[info->reason]++;
 }

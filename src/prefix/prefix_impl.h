@@ -159,6 +159,7 @@ struct firn_lease {
     int priority;
     uint64_t stamp;            /* the tree's when RAM was looked into */
     bool waited;               /* for the tier: what RAM holds may have changed since */
+    bool is_from_below;        /* the read was given by a stack's lower tier */
     bool ready;
     firni_match ram;           /* how far the tree goes along the prompt; its node is not kept */
     uint32_t n_usable;         /* of these, tokens that could be resumed at, were they enough */

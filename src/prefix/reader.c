@@ -412,6 +412,7 @@ void firni_read_ended(firn_prefix *prefix, firni_read *read)
         firn_lease *lease = read->waiters;
         firni_early_destroy(lease);
         firni_read_leave(lease);
+        lease->is_from_below = read->restored.depth > 0;
         firni_lease_finish(lease, reason, read->ended_ns - read->started_ns);
     }
     firn_restored_deinit(&read->restored);

@@ -16,10 +16,19 @@ enum MHD_Result firni_handle_health(firni_exchange *exchange)
     const bool stopping = atomic_load(&server->stopping);
     firn_engine_stats stats;
     firn_engine_get_stats(server->options.engine, &stats);
-    return firni_reply_json_new(exchange, stopping ? 503 : 200,
-                                json_pack("{s:s, s:s, s:I, s:I}", "status", stopping ? "stopping" : "ok", "disk",
-                                          firn_reason_name(disk_state(server, &stats)), "running",
-                                          (json_int_t)stats.n_running, "waiting", (json_int_t)stats.n_waiting));
+    json_t *object = json_pack("{s:s, s:s, s:I, s:I}", "status", stopping ? "stopping" : "ok", "disk",
+                               firn_reason_name(disk_state(server, &stats)), "running", (json_int_t)stats.n_running,
+                               "waiting", (json_int_t)stats.n_waiting);
+    firn_stack_stats tiers;
+    if (object != NULL && firn_stack_get_stats(server->options.tier, &tiers)) {
+        json_t *states = json_pack("{s:s, s:s}", "upper", firn_reason_name(tiers.upper.state), "lower",
+                                   firn_reason_name(tiers.lower.state));
+        if (states == NULL || json_object_set_new(object, "tiers", states) != 0) {
+            json_decref(object);
+            object = NULL;
+        }
+    }
+    return firni_reply_json_new(exchange, stopping ? 503 : 200, object);
 }
 
 /* Asked through the connection: server->daemon is set only when the daemon's threads are already running. */
@@ -35,6 +44,8 @@ enum MHD_Result firni_handle_metrics(firni_exchange *exchange)
 {
     firni_server *server = exchange->server;
     const firn_model_info *info = server->model_info;
+    firn_stack_stats tiers;
+    const bool is_stack = firn_stack_get_stats(server->options.tier, &tiers);
     const firni_metrics_view view = {
         .model = server->model_name,
         .architecture = info->architecture,
@@ -42,6 +53,7 @@ enum MHD_Result firni_handle_metrics(firni_exchange *exchange)
         .weight_type = info->weight_type,
         .started_s = server->started_s,
         .n_connections = count_connections(exchange),
+        .tiers = is_stack ? &tiers : NULL,
         .disk_state = server->options.disk_state,
     };
     firn_engine_stats stats;

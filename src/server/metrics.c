@@ -49,6 +49,8 @@ static const stat_line stat_lines[] = {
     { "firn_prefix_lookups_total", "", "counter", "Lookups in the prefix cache.", AT(prefix.n_lookups) },
     { "firn_prefix_hits_total", "{source=\"ram\"}", "counter", "Lookups that found something.", AT(prefix.n_hits_ram) },
     { "firn_prefix_hits_total", "{source=\"disk\"}", "counter", NULL, AT(prefix.n_hits_disk) },
+    { "firn_prefix_below_tokens_total", "", "counter", "Of the prompt tokens from disk, those from the lower tier.",
+      AT(prefix.hit_tokens_below) },
     { "firn_prefix_miss_tokens_total", "", "counter", "Prompt tokens that no lookup found.",
       AT(prefix.miss_tokens) },
     { "firn_prefix_reading_bytes", "", "gauge", "Block bytes that reads in flight have taken, or will.",
@@ -324,6 +326,9 @@ void firni_metrics_render(const firni_metrics *metrics, const firn_engine_stats 
                    stats->prefix.reasons);
     render_reasons(out, "firn_disk_miss_reasons_total", "Misses of the disk tier by reason.", stats->tier.miss_reasons);
     render_disk_state(out, view->disk_state != FIRN_REASON_NONE ? view->disk_state : stats->tier.state);
+    if (view->tiers != NULL) {
+        firni_metrics_render_tiers(view->tiers, out);
+    }
     render_histogram(out, "firn_time_to_first_token_seconds", "From the submission of a request to its first token.",
                      &metrics->first_token);
     render_latency(out, "firn_restore_seconds", "From the start of a read from disk to its end, of those that ended well.",

@@ -10,6 +10,7 @@
 #include <stdatomic.h>
 
 #include "firn/engine.h"
+#include "firn/stack.h"
 #include "server/json_text.h"
 
 /* Routes as a label: a fixed set, so that clients can not make time series. */
@@ -56,8 +57,12 @@ typedef struct firni_metrics_view {
     const char *model, *architecture, *kernel, *weight_type;
     uint64_t started_s;      /* wall time of the start */
     uint32_t n_connections;
+    const firn_stack_stats *tiers; /* of a stack of tiers; NULL: there is none */
     firn_reason disk_state;  /* DISABLED, ... without a tier; with one the tier's own state counts when this is NONE */
 } firni_metrics_view;
+
+/* metrics_tiers.c: the lines of a stack of tiers, for each of the two and for what passes between them. */
+void firni_metrics_render_tiers(const firn_stack_stats *stats, firni_buffer *out);
 
 /* Appends the exposition text, version 0.0.4. */
 void firni_metrics_render(const firni_metrics *metrics, const firn_engine_stats *stats, const firni_metrics_view *view,

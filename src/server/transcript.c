@@ -57,9 +57,10 @@ json_t *firni_cache_json(const firni_answer *answer)
     const firn_usage *usage = &answer->usage;
     const firn_lease_info *cache = &usage->cache;
     const firn_draft_usage *draft = &usage->draft;
-    json_t *object = json_pack("{s:I, s:I, s:I, s:s, s:I, s:b, s:f, s:f, s:f, s:f, s:{s:I, s:I, s:I, s:f}}",
+    json_t *object = json_pack("{s:I, s:I, s:I, s:I, s:s, s:I, s:b, s:f, s:f, s:f, s:f, s:{s:I, s:I, s:I, s:f}}",
                                "ram", (json_int_t)cache->ram_tokens,
                                "disk", (json_int_t)cache->disk_tokens,
+                               "below", (json_int_t)cache->below_tokens,
                                "computed", (json_int_t)usage->prompt_tokens - (json_int_t)cache->n_tokens,
                                "reason", firn_reason_name(cache->reason),
                                "first_divergence", (json_int_t)cache->first_divergence,

@@ -176,7 +176,8 @@ static void a_lower_that_hangs_costs_one_bound_and_the_upper_goes_on(void **unus
 {
     (void)unused;
     stack_rig rig;
-    const firn_stack_options options = { .lower_deadline_ns = RIG_SECOND_NS / 10, .lower_store_ns = RIG_SECOND_NS / 10 };
+    const uint64_t bound_ns = RIG_SECOND_NS / 10;
+    const firn_stack_options options = { .lower_deadline_ns = bound_ns, .lower_store_ns = bound_ns };
     rig_init(&rig, "hanging lower", &options, FIXTURE_PLAIN);
     assert_int_equal(fixture_store(&rig.fix, rig.disks[0], "", rig.tokens, 100), FIRN_REASON_NONE);
     assert_int_equal(fixture_store(&rig.fix, rig.disks[1], "", rig.tokens, 300), FIRN_REASON_NONE);

@@ -1,6 +1,6 @@
 /*
- * The list of paths that the lower may lack: names and tokens, no state. Owns the entries and their order: that of their
- * stores; the copying is stack_copy.c's.
+ * The list of paths that the lower may lack: names and tokens, no state. Owns the entries and their order, which is
+ * that of their stores; the copying is stack_copy.c's.
  *
  * A path takes the place of one of the same tokens, and of one that it continues when its state includes that one's: a
  * conversation that grows is one entry. State that can be resumed at its own count alone, or within a window, includes

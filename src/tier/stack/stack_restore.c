@@ -56,6 +56,7 @@ firn_reason firni_stacked_restore(firn_tier *tier, firn_tier_handle *opaque, uin
     }
     if (from == stacked->lower) {
         note_lower(stacked, reason);
+        out->depth += reason == FIRN_REASON_NONE;
         if (reason == FIRN_REASON_NONE && handle->key == NULL) {
             firni_promotion_start(stacked, firni_promotion_create(stacked, handle->ns, out));
         }
@@ -167,6 +168,9 @@ static void on_done(void *ctx, firn_restored *restored, firn_reason reason)
     firni_carried *carried = NULL;
     if (job->is_lower) {
         note_lower(stacked, reason);
+        if (restored != NULL) {
+            restored->depth++;
+        }
         /* Before the caller has it: what it does with the caches afterwards is its own. */
         carried = reason == FIRN_REASON_NONE && !job->is_object
                       ? firni_promotion_create(stacked, job->handle->ns, restored)
