@@ -70,7 +70,8 @@ typedef struct firn_store_input {
     const firn_token *tokens;
     uint32_t n_tokens;
     const firn_cache *const *caches; /* one serial cache per layer; each row must be publishable at n_tokens */
-    uint32_t n_caches;
+    uint32_t n_caches;               /* 0: attachments alone, for state of these tokens that the tier has already;
+                                      * FAMILY_MISSING where it has not all of it */
     const char *ns;                  /* NULL: "" */
     const firn_attachment *attachments;
     uint32_t n_attachments;
@@ -147,6 +148,7 @@ typedef struct firn_restore_request {
     firn_block *const *head;
     uint32_t n_head_blocks;
     bool in_layer_order;        /* lower layers first, as far as that is possible, and say when each is there */
+    bool caches_only;           /* attachments need not be read */
     /* Both on a thread of the tier's, between two parts of the read, never after `done`; NULL: always wanted, nobody to
      * tell. When it is not wanted any more the read stops early: `done` has CANCELLED. */
     bool (*is_wanted)(void *ctx);

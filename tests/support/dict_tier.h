@@ -329,6 +329,24 @@ static inline bool dict_store(firn_tier *tier, const firn_store_input *input, fi
     entry->ns = strdup(input->ns);
     entry->tokens = dict_copy_tokens(input->tokens, input->n_tokens);
     entry->n_tokens = input->n_tokens;
+    if (input->n_caches == 0 && input->n_tokens > 0) { /* attachments alone: their state must be there, and is kept */
+        uint32_t n_usable;
+        const dict_entry *best = dict_best_usable(dict, input->ns, input->tokens, input->n_tokens, &n_usable);
+        if (n_usable < input->n_tokens) {
+            dict_entry_destroy(dict, entry);
+            *reason = FIRN_REASON_FAMILY_MISSING;
+            dict->n_refused++;
+            dict_tier_unlock(dict);
+            return false;
+        }
+        firn_restored cut = { .env = dict->env };
+        dict_cut(dict, best, input->n_tokens, &cut);
+        entry->n_caches = cut.n_caches;
+        entry->caches = calloc(cut.n_caches, sizeof(firn_cache *));
+        assert_non_null(entry->caches);
+        memcpy(entry->caches, cut.caches, cut.n_caches * sizeof(firn_cache *));
+        firni_free(dict->env, cut.caches);
+    }
     if (input->n_caches > 0 && input->n_tokens > 0) {
         entry->n_caches = input->n_caches;
         entry->caches = calloc(input->n_caches, sizeof(firn_cache *));

@@ -243,6 +243,81 @@ static void on_done(void *ctx, firn_restored *restored, firn_reason reason)
     pthread_mutex_unlock(&got->mutex);
 }
 
+static void await(answer *got)
+{
+    pthread_mutex_lock(&got->mutex);
+    while (!got->is_there) {
+        pthread_cond_wait(&got->arrived, &got->mutex);
+    }
+    pthread_mutex_unlock(&got->mutex);
+}
+
+static bool store_alone(const state *s, uint32_t n_tokens, int priority, firn_reason *reason)
+{
+    const firn_store_input input = { .tokens = s->tokens, .n_tokens = n_tokens, .attachments = s->attachments,
+                                     .n_attachments = 2, .priority = priority };
+    return firn_tier_store(s->tier, &input, reason);
+}
+
+static void attachments_alone_are_taken_where_their_state_is(void **in)
+{
+    state *s = *in;
+    firn_reason reason;
+    firn_tier_stats stats;
+    assert_false(store_alone(s, 100, 0, &reason));
+    assert_int_equal(reason, FIRN_REASON_FAMILY_MISSING);
+    store(s, 64, 0);
+    assert_false(store_alone(s, 100, 0, &reason)); /* a part of it is not enough */
+    assert_int_equal(reason, FIRN_REASON_FAMILY_MISSING);
+    firn_tier_get_stats(s->tier, &stats);
+    assert_int_equal(stats.n_records, 1);
+    store(s, N, 0);
+    firn_tier_get_stats(s->tier, &stats);
+    const uint64_t n_records = stats.n_records, n_written = stats.written_bytes;
+    assert_true(store_alone(s, 100, 0, &reason)); /* inside of a longer one */
+    firn_tier_get_stats(s->tier, &stats);
+    assert_int_equal(stats.n_records, n_records + 1);
+    assert_true(stats.written_bytes - n_written <= 6 * 4096); /* header, two metadata, two tensors */
+    assert_int_equal(attachments_at(s, 100), 2);
+    assert_int_equal(attachments_at(s, 101), 0);
+    /* The caches without them, for who has them already. */
+    answer got = { .mutex = PTHREAD_MUTEX_INITIALIZER, .arrived = PTHREAD_COND_INITIALIZER };
+    const firn_match match = firn_tier_find_exact(s->tier, s->tokens, 100, NULL);
+    const firn_restore_request request = { .caches_only = true, .done = on_done, .ctx = &got };
+    assert_ok(firn_tier_restore_request(s->tier, match.handle, &request, NULL));
+    firn_tier_release(s->tier, match.handle);
+    await(&got);
+    assert_int_equal(got.reason, FIRN_REASON_NONE);
+    assert_int_equal(got.restored.n_caches, s->fix.n_layers);
+    assert_int_equal(got.restored.n_attachments, 0);
+    firn_restored_deinit(&got.restored);
+}
+
+/* A use raises the state, and does not make the attachments worth more than they were stored for. */
+static void attachments_of_less_worth_go_before_any_state(void **in)
+{
+    state *s = *in;
+    firn_reason reason;
+    firn_token old[N];
+    test_rng rng = test_rng_create("old", 62);
+    fixture_random_tokens(&rng, old, N);
+    assert_true(fixture_store_with(&s->fix, s->tier, NULL, old, N, NULL, 0, &reason));
+    store(s, N, 0);
+    firn_tier_stats stats;
+    firn_tier_get_stats(s->tier, &stats);
+    const uint64_t n_before = stats.written_bytes;
+    assert_true(store_alone(s, N, FIRN_PRIORITY_MIN, &reason));
+    firn_tier_get_stats(s->tier, &stats);
+    const uint64_t n_object_bytes = stats.written_bytes - n_before;
+    assert_int_equal(attachments_at(s, N), 2); /* used, long after the other state */
+    store(s, N, 0);                            /* writes down that use too */
+    const firn_disk_prune_options options = { .to_bytes = stats.physical_bytes - 1, .dry_run = true };
+    firn_disk_prune_report report;
+    assert_ok(firn_disk_prune(s->tier, &options, &report, NULL));
+    assert_int_equal(report.n_records, 1);
+    assert_int_equal(report.n_bytes, n_object_bytes);
+}
+
 static void an_object_can_be_restored_without_its_caches(void **in)
 {
     state *s = *in;
@@ -252,11 +327,7 @@ static void an_object_can_be_restored_without_its_caches(void **in)
         const firn_match match = firn_tier_find_exact(s->tier, s->tokens, 100, NULL);
         assert_ok(firn_tier_restore_object_async(s->tier, match.handle, 0, on_done, &got, NULL));
         firn_tier_release(s->tier, match.handle);
-        pthread_mutex_lock(&got.mutex);
-        while (!got.is_there) {
-            pthread_cond_wait(&got.arrived, &got.mutex);
-        }
-        pthread_mutex_unlock(&got.mutex);
+        await(&got);
         assert_int_equal(got.reason, n_attachments == 0 ? FIRN_REASON_FAMILY_MISSING : FIRN_REASON_NONE);
         if (n_attachments > 0) {
             assert_int_equal(got.restored.n_tokens, 100);
@@ -277,6 +348,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_new_object_replaces_the_old_unless_it_is_being_read, setup, teardown),
         cmocka_unit_test_setup_teardown(a_damaged_object_is_a_full_miss_and_then_gone, setup, teardown),
         cmocka_unit_test_setup_teardown(what_is_outside_the_limits_is_refused, setup, teardown),
+        cmocka_unit_test_setup_teardown(attachments_alone_are_taken_where_their_state_is, setup, teardown),
+        cmocka_unit_test_setup_teardown(attachments_of_less_worth_go_before_any_state, setup, teardown),
         cmocka_unit_test_setup_teardown(an_object_can_be_restored_without_its_caches, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -61,6 +61,9 @@ static firn_reason check_caches(firni_store_job *job)
     if (input->n_tokens == 0) {
         return input->n_attachments > 0 ? FIRN_REASON_NONE : FIRN_REASON_BELOW_MIN;
     }
+    if (input->n_caches == 0 && input->n_attachments > 0) {
+        return FIRN_REASON_NONE; /* the state must be there: firni_store_find_new() sees to it */
+    }
     if (input->n_caches != plan->n_layers) {
         return FIRN_REASON_FAMILY_MISSING;
     }
@@ -80,11 +83,12 @@ static firn_reason check_caches(firni_store_job *job)
     return FIRN_REASON_NONE;
 }
 
-/* Of how many kinds, counted from the longest window, the rows still hold block i. */
+/* Of how many kinds, counted from the longest window, the rows still hold block i. Without rows of none: then any record
+ * serves. */
 static uint32_t kinds_held(const firni_store_job *job, uint32_t i)
 {
     uint32_t n_kinds = 0;
-    while (n_kinds < job->disk->plan.n_kinds && job->first_window[n_kinds] <= i) {
+    while (job->input->n_caches > 0 && n_kinds < job->disk->plan.n_kinds && job->first_window[n_kinds] <= i) {
         n_kinds++;
     }
     return n_kinds;

@@ -627,6 +627,7 @@ typedef struct firni_restore_want {
     firn_block *const *head; /* [n_layers][n_head_blocks] */
     uint32_t n_head_blocks;
     bool in_layer_order;
+    bool caches_only;
     bool (*is_wanted)(void *ctx);
     void (*progress)(void *ctx, const firn_restore_progress *progress);
     void *ctx;

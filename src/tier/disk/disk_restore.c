@@ -258,7 +258,7 @@ static firn_reason restore(firni_restore_job *job, firn_restored *out)
     firni_disk *disk = job->disk;
     *out = (firn_restored){ .env = disk->env, .n_tokens = job->n_tokens };
     firn_reason reason = read_records(job);
-    if (reason == FIRN_REASON_NONE) {
+    if (reason == FIRN_REASON_NONE && !job->want->caches_only) {
         reason = firni_object_restore(disk, job->volume, job->handle, job->n_tokens, out);
     }
     if (reason == FIRN_REASON_NONE) {

@@ -325,6 +325,9 @@ static firn_reason store(firni_store_job *job)
     if (code != 0) {
         return firni_disk_failed(disk, job->volume, code, "reading the index");
     }
+    if (job->input->n_caches == 0 && job->n_pending > 0) {
+        return FIRN_REASON_FAMILY_MISSING; /* attachments alone, and some of their state is not there */
+    }
     if (n_all(job) == 0 && !is_ageing(job)) {
         firni_handle_note_use(disk, job->handle); /* all there: the use is written down with the next change */
         return FIRN_REASON_NONE;

@@ -148,6 +148,7 @@ static firn_reason restore(firni_worker *worker, restore_request *request, firn_
     const firni_restore_want want = { .head = request->wanted.head,
                                       .n_head_blocks = request->wanted.n_head_blocks,
                                       .in_layer_order = request->wanted.in_layer_order,
+                                      .caches_only = request->wanted.caches_only,
                                       .is_wanted = is_wanted,
                                       .progress = report,
                                       .ctx = &running };
