@@ -18,7 +18,9 @@
  *   - A read is started only when it is expected to be faster than computing what it brings: the rates of both are
  *     measured. One that turns out slower is given up after about a tenth of the time that computing takes. A read that
  *     nobody waits for any more ends early. Of what RAM has nothing is read.
- *   - The logits behind the last token of the latest prompts are kept: the same prompt again is found whole.
+ *   - The logits behind the last token of the latest prompts are kept: the same prompt again is found whole. A flush
+ *     stores them below, after their state, where they take no more than an eighth of its bytes; there they are the
+ *     first to go, and nothing goes for them. A lookup of just this prompt reads them again.
  *   - lend() makes serial caches that share the donor's blocks; the donor stays in place.
  *   - put() inserts what is new. With a tier below, new nodes are dirty until stored there: write-behind, on the store
  *     worker's thread. Dirty nodes stay readable and are retried; they leave RAM unstored only when there is no tier.
@@ -59,6 +61,7 @@ typedef struct firn_prefix_options {
     uint64_t compute_ns_min;       /* time that computing one token takes at least, until it has been measured; 0: not known */
     uint64_t layered_bytes_min;    /* reads of so much or more arrive layer by layer; 0: 16 MiB */
     uint64_t logits_bytes_max;     /* of last logits; 0: 16 MiB */
+    uint32_t n_logits;             /* numbers behind a token, which those of the tier must have; 0: none are read there */
     uint64_t retry_ns_min;         /* first pause before a failed store is tried again, doubled up to 64 times this; 0: 100 ms */
     const char *policy;            /* who leaves first: "lru" (NULL), or "cost": what saves least for its bytes */
     const char *admission;         /* who may come in: "always" (NULL), or "second": while the cache is starved, what an
@@ -137,9 +140,9 @@ bool firn_lease_await_layer(firn_lease *lease, uint32_t layer, uint64_t until_ns
 bool firn_lease_is_arriving(const firn_lease *lease); /* its last layer is not there yet */
 
 /* Keeps the logits behind the prompt tokens[0..n_tokens), whose state is in the tree, or will be: copied, the latest few
- * are kept. Benign when there is no memory. */
+ * are kept. where: as their state was put, not FIRN_STORE_NONE. Benign when there is no memory. */
 void firn_prefix_keep_logits(firn_prefix *prefix, const firn_token *tokens, uint32_t n_tokens, const char *ns,
-                             const float *logits, uint32_t n_logits);
+                             const float *logits, uint32_t n_logits, firn_store_where where);
 /* Says how long a forward took that computed n_tokens prompt tokens at about this depth: what a read is compared with. */
 void firn_prefix_learn_compute(firn_prefix *prefix, uint32_t n_tokens, uint32_t depth_tokens, uint64_t ns);
 
@@ -220,6 +223,8 @@ typedef struct firn_prefix_stats {
     firn_latency store_latency;   /* of stores that ended well */
     uint64_t n_logits, logits_bytes; /* last logits that are kept */
     uint64_t n_logits_hits;       /* prompts that were found whole */
+    uint64_t n_logits_stored, n_logits_refused; /* by the tier */
+    uint64_t n_logits_restored;   /* found there */
     uint64_t reasons[FIRN_REASON_COUNT];
 } firn_prefix_stats;
 

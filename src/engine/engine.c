@@ -297,6 +297,7 @@ firn_status firn_engine_create(const firn_engine_options *options, const firn_en
             .restore_always = options->restore_always,
             .layered_bytes_min = options->layered_bytes_min,
             .compute_ns_min = compute_ns_min(options->model),
+            .n_logits = engine->n_vocab,
             .policy = options->policy,
             .admission = options->admission,
             .notify = firni_engine_wake,

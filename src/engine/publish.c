@@ -15,7 +15,7 @@
  * before the place where this prompt left what was stored, for the next that leaves it there, the prompt's own end, where
  * its last logits belong, and the end.
  *
- * And the prompt without its last token: whoever asks the same again when the logits have gone, or after a restart, must
+ * And the prompt without its last token: whoever asks the same again when the logits have gone, or were not stored, must
  * forward one token for its logits, and from here it is only that one. The price is a step of its own for the last token.
  * A prompt that fits into one block is sooner computed.
  */
@@ -104,7 +104,7 @@ void firni_publish_progress(firn_engine *engine, uint32_t row, uint32_t n_kept)
     }
     if (sequence->prompt_logits != NULL && engine->prefix != NULL && sequence->cache.store != FIRN_STORE_NONE) {
         firn_prefix_keep_logits(engine->prefix, sequence->tokens, sequence->n_prompt, sequence->ns,
-                                sequence->prompt_logits, engine->n_vocab);
+                                sequence->prompt_logits, engine->n_vocab, sequence->cache.store);
     }
     sequence->prompt_logits = NULL;
 }

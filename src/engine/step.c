@@ -262,7 +262,11 @@ static void answer_known(firn_engine *engine)
         firni_sequence *sequence = engine->rows[row];
         if (sequence->first_logits != NULL) {
             assert(sequence->n_cached == sequence->n_tokens && sequence->draft.n_proposed == 0);
-            firni_verify_row(engine, sequence, sequence->first_logits);
+            if (sequence->only_prefill) {
+                end_prefill(engine, row); /* nothing was left to read; its pin is still to be set */
+            } else {
+                firni_verify_row(engine, sequence, sequence->first_logits);
+            }
             firni_free(engine->env, sequence->first_logits);
             sequence->first_logits = NULL;
             any = true;

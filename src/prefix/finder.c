@@ -3,6 +3,7 @@
  * prompt to the answer; joins what would be looked up twice. What an answer is worth is decided by lease.c.
  *
  *      acquire --> queue --> finder's thread: firn_tier_find --> inbox --> waiters look on: read, or settle
+ *           |                   '-- all of it is stored: are the logits behind it? --'
  *           '-- the same prompt is being looked up: wait for that one
  *
  * An index is searched in memory that may have to be fetched from a device first, which takes as long as the device
@@ -24,6 +25,8 @@
 
 /* A lookup that nobody waits for any more has ended by then on a healthy device. */
 #define HELD_UP_NS UINT64_C(50000000)
+/* Logits save one token of computing. A device that has something else to do is not waited for. */
+#define OBJECT_NS_MAX UINT64_C(20000000)
 #define BOUND_NS_MAX UINT64_C(86400000000000) /* a day: sums with it cannot overflow */
 
 struct firni_finder {
@@ -33,7 +36,9 @@ struct firni_finder {
     pthread_t thread;
     pthread_mutex_t mutex;
     pthread_cond_t queued;    /* something to do */
-    pthread_cond_t ended;     /* running has become NULL */
+    pthread_cond_t ended;     /* running has become NULL, or its object is there */
+    uint32_t n_logits;        /* numbers behind a token; 0: they are not asked for */
+    uint64_t object_ns_max;   /* how long they are waited for */
     /* Guarded by mutex. */
     firni_find *head, *tail;  /* not begun */
     firni_find *running;      /* until its message has been posted */
@@ -44,7 +49,8 @@ struct firni_finder {
 
 static void find_destroy(const firn_env *env, firni_find *find)
 {
-    assert(find->waiters == NULL && find->match.handle == NULL);
+    assert(find->waiters == NULL && find->match.handle == NULL && find->whole.handle == NULL);
+    firni_logits_release(env, find->logits);
     firni_free(env, find->ns);
     firni_free(env, find->tokens);
     firni_free(env, find);
@@ -96,15 +102,77 @@ static bool tell(firni_finder *finder, firni_find *find)
     return true;
 }
 
+/* Whether the tree, and with it perhaps the tier, is about to go, or has gone. */
+static bool is_over(firni_finder *finder)
+{
+    (void)pthread_mutex_lock(&finder->mutex);
+    const bool over = finder->stopping;
+    (void)pthread_mutex_unlock(&finder->mutex);
+    return over;
+}
+
+/* What a read of an object is answered to. */
+typedef struct object_wait {
+    firni_finder *finder;
+    firni_find *find;
+} object_wait;
+
+/* On the tier's thread, or within the call that asks. */
+static void object_done(void *ctx, firn_restored *restored, firn_reason reason)
+{
+    const object_wait *wait = ctx;
+    firni_finder *finder = wait->finder;
+    (void)pthread_mutex_lock(&finder->mutex);
+    if (reason == FIRN_REASON_NONE && restored != NULL) {
+        wait->find->object = *restored;
+        memset(restored, 0, sizeof *restored);
+    }
+    wait->find->has_object = true;
+    (void)pthread_cond_broadcast(&finder->ended);
+    (void)pthread_mutex_unlock(&finder->mutex);
+}
+
+/* The logits behind all of the prompt, or NULL. They are read here and not with the state, because they decide what
+ * state is of use: all of it, or what leaves a token to compute. */
+static firni_logits *fetch_logits(firni_finder *finder, firni_find *find)
+{
+    object_wait wait = { .finder = finder, .find = find };
+    const uint64_t until_ns = firni_now_ns(finder->env) + finder->object_ns_max;
+    if (firn_tier_restore_object_async(finder->tier, find->whole.handle, until_ns, object_done, &wait, NULL) != FIRN_OK) {
+        return NULL;
+    }
+    (void)pthread_mutex_lock(&finder->mutex);
+    while (!find->has_object) {
+        (void)pthread_cond_wait(&finder->ended, &finder->mutex);
+    }
+    (void)pthread_mutex_unlock(&finder->mutex);
+    firni_logits *logits = firni_logits_of_object(finder->env, find, finder->n_logits);
+    firn_restored_deinit(&find->object);
+    return logits;
+}
+
+static void look_up(firni_finder *finder, firni_find *find)
+{
+    find->match = firn_tier_find(finder->tier, find->tokens, find->n_tokens, find->ns);
+    /* Only a prompt that is stored to its end can have its logits there. */
+    if (finder->n_logits == 0 || find->match.matched_len < find->n_tokens || is_over(finder)) {
+        return;
+    }
+    find->whole = firn_tier_find_exact(finder->tier, find->tokens, find->n_tokens, find->ns);
+    if (find->whole.handle != NULL && !is_over(finder)) {
+        find->logits = fetch_logits(finder, find);
+    }
+}
+
 static void *finder_main(void *ctx)
 {
     firni_finder *finder = ctx;
     firni_find *find;
     while ((find = take_next(finder)) != NULL) {
-        find->match = firn_tier_find(finder->tier, find->tokens, find->n_tokens, find->ns);
+        look_up(finder, find);
         find->ended_ns = firni_now_ns(finder->env);
         if (!tell(finder, find)) {
-            find->match.handle = NULL; /* the tier may have gone as well: it is not given back */
+            find->match.handle = find->whole.handle = NULL; /* the tier may have gone as well: not given back */
             find_destroy(finder->env, find);
             finder_destroy(finder);
             return NULL;
@@ -275,15 +343,24 @@ firn_reason firni_find_start(firn_prefix *prefix, firn_lease *lease)
 void firni_find_ended(firn_prefix *prefix, firni_find *find)
 {
     unlink_find(prefix, find);
+    firn_match *match = find->logits != NULL ? &find->whole : &find->match;
+    if (find->logits != NULL && !prefix->closing) {
+        prefix->stats.n_logits_restored++;
+        firni_logits_list(prefix, find->logits);
+    }
     while (find->waiters != NULL) {
         firn_lease *lease = find->waiters;
         find->waiters = lease->next_waiter;
         lease->next_waiter = NULL;
         lease->find = NULL;
-        firni_lease_found(lease, &find->match, find->ended_ns - find->started_ns);
+        if (find->logits != NULL && lease->logits == NULL) {
+            lease->logits = firni_logits_retain(find->logits); /* also when the list has no room for them */
+        }
+        firni_lease_found(lease, match, find->ended_ns - find->started_ns);
     }
     firn_tier_release(prefix->options.tier, find->match.handle);
-    find->match.handle = NULL;
+    firn_tier_release(prefix->options.tier, find->whole.handle);
+    find->match.handle = find->whole.handle = NULL;
     find_destroy(prefix->env, find);
 }
 
@@ -320,7 +397,14 @@ firn_status firni_finder_init(firn_prefix *prefix, firn_error *err)
     if (finder == NULL) {
         return firni_fail(err, FIRN_ERR_NO_MEMORY, "no memory for lookups of the RAM tier");
     }
-    *finder = (firni_finder){ .env = prefix->env, .tier = prefix->options.tier, .prefix = prefix };
+    *finder = (firni_finder){ .env = prefix->env,
+                              .tier = prefix->options.tier,
+                              .prefix = prefix,
+                              .n_logits = prefix->options.n_logits,
+                              .object_ns_max = prefix->options.restore_deadline_ns };
+    if (!prefix->options.restore_always && finder->object_ns_max > OBJECT_NS_MAX) {
+        finder->object_ns_max = OBJECT_NS_MAX;
+    }
     int error = init_locks(finder);
     if (error != 0) {
         firni_free(prefix->env, finder);

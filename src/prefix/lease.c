@@ -91,8 +91,9 @@ static void hold_ram(firn_lease *lease)
 {
     firn_prefix *prefix = lease->prefix;
     /* One token is left to compute, unless what computing it gives is there already. */
-    firni_logits_release(prefix, lease->logits);
-    lease->logits = firni_logits_find(prefix, lease->prompt, lease->n_prompt, lease->ns);
+    if (lease->logits == NULL) {
+        lease->logits = firni_logits_find(prefix, lease->prompt, lease->n_prompt, lease->ns);
+    }
     firni_node *last = find_in_levels(lease, lease->logits != NULL ? lease->n_prompt : lease->n_prompt - 1);
     lease->ram.node = NULL;
     /* Less than the minimum is as good as nothing: it is not pinned, and not a use either. */
@@ -454,7 +455,7 @@ void firn_lease_release(firn_lease *lease)
     firni_early_destroy(lease);
     firni_find_leave(lease);
     firni_read_leave(lease);
-    firni_logits_release(prefix, lease->logits);
+    firni_logits_release(prefix->env, lease->logits);
     drop_held(lease);
     let_go(prefix, lease->node, first_window(lease));
     if (lease->prev != NULL) {

@@ -2,9 +2,10 @@
  * Last logits: what the model said behind the last token of a prompt. With them the same prompt again needs no forward:
  * its state is in the tree, and its first token is sampled from these numbers.
  *
- * A short list, the latest used first, bounded by count and bytes. Tokens are compared, never only hashed. Entries are
- * immutable and counted, because a lease may hold one that the list has let go of. Whether the state is still there is
- * the lookup's question: logits without state serve nobody, and leave the list in their turn.
+ * A short list, the latest first, bounded by count and bytes. Tokens are compared, never only hashed. Entries are
+ * immutable and counted, because a lease or a store may hold one that the list has let go of. Whether the state is still
+ * there is the lookup's question: logits without state serve nobody, and leave the list in their turn. How they get to
+ * the tier and back is logits_tier.c's.
  */
 #include <assert.h>
 #include <string.h>
@@ -35,18 +36,43 @@ static void mark_checkpoint(const firn_prefix *prefix, const firni_logits *logit
     }
 }
 
-static void logits_free(const firn_prefix *prefix, firni_logits *logits)
+static void logits_free(const firn_env *env, firni_logits *logits)
 {
-    firni_free(prefix->env, logits->ns);
-    firni_free(prefix->env, logits->tokens);
-    firni_free(prefix->env, logits->values);
-    firni_free(prefix->env, logits);
+    firni_free(env, logits->ns);
+    firni_free(env, logits->tokens);
+    firni_free(env, logits->values);
+    firni_free(env, logits);
 }
 
-void firni_logits_release(firn_prefix *prefix, firni_logits *logits)
+firni_logits *firni_logits_create(const firn_env *env, const firn_token *tokens, uint32_t n_tokens, const char *ns,
+                                  uint32_t n_logits)
+{
+    firni_logits *logits = firni_calloc(env, 1, sizeof *logits);
+    if (logits == NULL) {
+        return NULL;
+    }
+    *logits = (firni_logits){ .n_refs = 1, .n_tokens = n_tokens, .n_logits = n_logits };
+    logits->ns = firni_strdup(env, ns);
+    logits->tokens = firni_calloc(env, n_tokens, sizeof *logits->tokens);
+    logits->values = firni_calloc(env, n_logits, sizeof *logits->values);
+    if (logits->ns == NULL || logits->tokens == NULL || logits->values == NULL) {
+        logits_free(env, logits);
+        return NULL;
+    }
+    memcpy(logits->tokens, tokens, n_tokens * sizeof *tokens);
+    return logits;
+}
+
+firni_logits *firni_logits_retain(firni_logits *logits)
+{
+    logits->n_refs++;
+    return logits;
+}
+
+void firni_logits_release(const firn_env *env, firni_logits *logits)
 {
     if (logits != NULL && --logits->n_refs == 0) {
-        logits_free(prefix, logits);
+        logits_free(env, logits);
     }
 }
 
@@ -56,16 +82,31 @@ static bool is_of(const firni_logits *logits, const firn_token *tokens, uint32_t
            memcmp(logits->tokens, tokens, n_tokens * sizeof *tokens) == 0;
 }
 
+static firni_logits **find_link(firn_prefix *prefix, const firn_token *tokens, uint32_t n_tokens, const char *ns)
+{
+    firni_logits **link = &prefix->logits;
+    while (*link != NULL && !is_of(*link, tokens, n_tokens, ns)) {
+        link = &(*link)->next;
+    }
+    return link;
+}
+
 firni_logits *firni_logits_find(const firn_prefix *prefix, const firn_token *tokens, uint32_t n_tokens, const char *ns)
 {
     firni_logits *logits = prefix->logits;
     while (logits != NULL && !is_of(logits, tokens, n_tokens, ns)) {
         logits = logits->next;
     }
-    if (logits != NULL) {
-        logits->n_refs++;
+    return logits != NULL ? firni_logits_retain(logits) : NULL;
+}
+
+void firni_logits_mark(const firn_prefix *prefix, const firn_token *tokens, uint32_t n_tokens, const char *ns)
+{
+    for (const firni_logits *logits = prefix->logits; logits != NULL; logits = logits->next) {
+        if (is_of(logits, tokens, n_tokens, ns)) {
+            mark_checkpoint(prefix, logits, true);
+        }
     }
-    return logits;
 }
 
 static void drop(firn_prefix *prefix, firni_logits **link)
@@ -75,7 +116,7 @@ static void drop(firn_prefix *prefix, firni_logits **link)
     prefix->stats.n_logits--;
     prefix->stats.logits_bytes -= bytes_of(logits);
     mark_checkpoint(prefix, logits, false);
-    firni_logits_release(prefix, logits);
+    firni_logits_release(prefix->env, logits);
 }
 
 void firni_logits_destroy_all(firn_prefix *prefix)
@@ -99,41 +140,51 @@ static void make_room(firn_prefix *prefix, uint64_t n_bytes)
     }
 }
 
-void firn_prefix_keep_logits(firn_prefix *prefix, const firn_token *tokens, uint32_t n_tokens, const char *ns,
-                             const float *values, uint32_t n_logits)
+static void put_first(firn_prefix *prefix, firni_logits *logits)
 {
-    assert(n_tokens > 0 && n_logits > 0);
+    logits->next = prefix->logits;
+    prefix->logits = logits;
+}
+
+void firni_logits_list(firn_prefix *prefix, firni_logits *logits)
+{
+    const uint64_t n_bytes = bytes_of(logits);
+    if (n_bytes > prefix->options.logits_bytes_max ||
+        *find_link(prefix, logits->tokens, logits->n_tokens, logits->ns) != NULL) {
+        return;
+    }
+    make_room(prefix, n_bytes);
+    put_first(prefix, firni_logits_retain(logits));
+    prefix->stats.n_logits++;
+    prefix->stats.logits_bytes += n_bytes;
+    mark_checkpoint(prefix, logits, true);
+}
+
+void firn_prefix_keep_logits(firn_prefix *prefix, const firn_token *tokens, uint32_t n_tokens, const char *ns,
+                             const float *values, uint32_t n_logits, firn_store_where where)
+{
+    assert(n_tokens > 0 && n_logits > 0 && where != FIRN_STORE_NONE);
     ns = ns != NULL ? ns : "";
     if (n_tokens < prefix->options.min_tokens) {
         return; /* neither is its state kept */
     }
-    firni_logits **link = &prefix->logits;
-    while (*link != NULL && !is_of(*link, tokens, n_tokens, ns)) {
-        link = &(*link)->next;
+    firni_logits **link = find_link(prefix, tokens, n_tokens, ns);
+    firni_logits *logits = *link;
+    if (logits != NULL) {
+        /* The same bits, whoever computed them. One who may have them stored is enough. */
+        assert(logits->n_logits == n_logits);
+        *link = logits->next;
+        put_first(prefix, logits);
+        logits->ram_only = logits->ram_only && where == FIRN_STORE_RAM;
+        mark_checkpoint(prefix, logits, true);
+        return;
     }
-    if (*link != NULL) {
-        drop(prefix, link);
-    }
-    firni_logits *logits = firni_calloc(prefix->env, 1, sizeof *logits);
+    logits = firni_logits_create(prefix->env, tokens, n_tokens, ns, n_logits);
     if (logits == NULL) {
         return;
     }
-    *logits = (firni_logits){ .n_refs = 1, .n_tokens = n_tokens, .n_logits = n_logits };
-    logits->ns = firni_strdup(prefix->env, ns);
-    logits->tokens = firni_calloc(prefix->env, n_tokens, sizeof *logits->tokens);
-    logits->values = firni_calloc(prefix->env, n_logits, sizeof *logits->values);
-    const uint64_t n_bytes = bytes_of(logits);
-    if (logits->ns == NULL || logits->tokens == NULL || logits->values == NULL ||
-        n_bytes > prefix->options.logits_bytes_max) {
-        logits_free(prefix, logits);
-        return;
-    }
-    memcpy(logits->tokens, tokens, n_tokens * sizeof *tokens);
     memcpy(logits->values, values, n_logits * sizeof *values);
-    make_room(prefix, n_bytes);
-    logits->next = prefix->logits;
-    prefix->logits = logits;
-    prefix->stats.n_logits++;
-    prefix->stats.logits_bytes += n_bytes;
-    mark_checkpoint(prefix, logits, true);
+    logits->ram_only = where == FIRN_STORE_RAM;
+    firni_logits_list(prefix, logits);
+    firni_logits_release(prefix->env, logits);
 }

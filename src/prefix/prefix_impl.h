@@ -13,11 +13,12 @@
  *      match.c     how far a prompt is stored and usable    prefix_check.c  every invariant
  *      gate.c      whether a read is worth it               early.c     building on a read that has not ended
  *      logits.c    last logits of the latest prompts    finder.c    lookups in the tier in flight, joined
+ *      logits_tier.c  their way to the tier and back
  *
  * Threads: the engine thread owns everything in firn_prefix except the mailboxes below.
  *
  *      engine --- jobs ---> store worker         writer.mutex guards the queue of jobs and `stopping`
- *      engine --- finds --> finder               its mutex guards the queue of lookups and who is left
+ *      engine --- finds --> finder               its mutex guards the queue of lookups, who is left, objects that come
  *      engine <-- inbox --- all of them, tier    inbox.mutex guards the list of messages and `n_posting`
  *
  * Lock order: all three mutexes are leaves. Neither is ever held while the other is taken, during a callback, or during any
@@ -56,7 +57,8 @@ typedef struct firni_job {
     firni_message message;
     struct firni_job *next;
     firn_prefix *prefix;
-    firni_node *leaf;          /* pinned */
+    firni_node *leaf;          /* pinned; NULL: last logits alone */
+    struct firni_logits *logits; /* one reference, or NULL */
     char *ns;
     firn_token *tokens;
     uint32_t n_tokens;
@@ -96,7 +98,12 @@ typedef struct firni_find {
     uint64_t started_ns;
     /* Written by the finder's thread before it posts the message. */
     firn_match match;
+    firn_match whole;          /* of all of the prompt, when the logits behind it have come too */
+    struct firni_logits *logits;
     uint64_t ended_ns;
+    /* Guarded by the finder's mutex: the tier's answer on the way to logits. */
+    bool has_object;
+    firn_restored object;
 } firni_find;
 
 typedef struct firni_finder firni_finder; /* finder.c */
@@ -129,7 +136,7 @@ typedef struct firni_read {
     uint64_t ended_ns;
 } firni_read;
 
-/* Logits behind the last token of one prompt. Immutable. */
+/* Logits behind the last token of one prompt. Immutable but for the marks, which are the engine thread's. */
 typedef struct firni_logits {
     struct firni_logits *next; /* in firn_prefix.logits */
     uint32_t n_refs;           /* the list, and leases */
@@ -138,6 +145,10 @@ typedef struct firni_logits {
     uint32_t n_tokens;
     uint32_t n_logits;
     float *values;
+    bool ram_only;             /* the tier is not to get them */
+    bool is_saved;             /* the tier has them */
+    bool is_storing;           /* a job is on its way */
+    uint64_t flush_mark;       /* the flush that has tried */
 } firni_logits;
 
 struct firn_lease {
@@ -382,6 +393,7 @@ uint64_t firni_finds_stuck_at_ns(const firn_prefix *prefix); /* UINT64_MAX: ther
 firn_reason firni_read_start(firn_prefix *prefix, firn_lease *lease, firn_match *match);
 void firni_read_leave(firn_lease *lease); /* the lease waits no more; a read that nobody waits for ends early */
 void firni_read_ended(firn_prefix *prefix, firni_read *read);
+uint64_t firni_state_bytes(const firn_prefix *prefix, uint32_t n_tokens); /* of a row of so many tokens, all layers */
 
 /* ---- lease.c ---- */
 
@@ -406,9 +418,28 @@ void firni_early_destroy(firn_lease *lease); /* nothing when it was not started 
 
 /* ---- logits.c ---- */
 
+/* A reference, or NULL. */
 firni_logits *firni_logits_find(const firn_prefix *prefix, const firn_token *tokens, uint32_t n_tokens, const char *ns);
-void firni_logits_release(firn_prefix *prefix, firni_logits *logits); /* accepts NULL */
+/* Not in the list, with one reference; the values are the caller's to fill in. NULL without memory. From any thread. */
+firni_logits *firni_logits_create(const firn_env *env, const firn_token *tokens, uint32_t n_tokens, const char *ns,
+                                  uint32_t n_logits);
+firni_logits *firni_logits_retain(firni_logits *logits);
+void firni_logits_release(const firn_env *env, firni_logits *logits); /* accepts NULL */
+/* Into the list, as the latest, unless they are there or too large. */
+void firni_logits_list(firn_prefix *prefix, firni_logits *logits);
+/* Their state has come into the tree: where it is of fixed size, it stays. */
+void firni_logits_mark(const firn_prefix *prefix, const firn_token *tokens, uint32_t n_tokens, const char *ns);
 void firni_logits_destroy_all(firn_prefix *prefix);
+
+/* ---- logits_tier.c ---- */
+
+/* What the tier brought for the lookup, as logits of n_logits numbers, not listed; NULL: it is no such thing. */
+firni_logits *firni_logits_of_object(const firn_env *env, const firni_find *find, uint32_t n_logits);
+/* The next ones that the flush in progress has to store, as a job, or NULL. */
+firni_job *firni_logits_job_next(firn_prefix *prefix);
+/* On the worker's thread. */
+bool firni_logits_job_store(firn_prefix *prefix, const firni_job *job, firn_reason *reason);
+void firni_logits_job_ended(firn_prefix *prefix, const firni_job *job);
 
 /* ---- store_job.c ---- */
 

@@ -130,7 +130,7 @@ static firn_reason reason_of_status(firn_status status)
     }
 }
 
-static uint64_t bytes_of_tokens(const firn_prefix *prefix, uint32_t n_tokens)
+uint64_t firni_state_bytes(const firn_prefix *prefix, uint32_t n_tokens)
 {
     uint64_t bytes = 0;
     for (uint32_t layer = 0; layer < prefix->n_layers; layer++) {
@@ -199,7 +199,7 @@ static firni_read *read_create(firn_prefix *prefix, const firn_lease *lease, uin
     read->prefix = prefix;
     read->n_tokens = n_tokens;
     read->priority = lease->priority;
-    read->room_bytes = bytes_of_tokens(prefix, n_tokens);
+    read->room_bytes = firni_state_bytes(prefix, n_tokens);
     read->started_ns = firni_now_ns(prefix->env);
     read->ns = firni_strdup(prefix->env, lease->ns);
     read->tokens = firni_calloc(prefix->env, n_tokens, sizeof *read->tokens);
@@ -295,6 +295,7 @@ firn_reason firni_read_start(firn_prefix *prefix, firn_lease *lease, firn_match 
                                            .n_head_blocks = read->n_head_blocks,
                                            .in_layer_order = read->room_bytes >= prefix->options.layered_bytes_min &&
                                                              firni_early_is_possible(prefix),
+                                           .caches_only = true, /* logits have come with the lookup */
                                            .is_wanted = is_wanted,
                                            .progress = on_progress,
                                            .done = restore_done,
@@ -358,6 +359,7 @@ static firn_reason keep_restored(firn_prefix *prefix, firni_read *read)
     firn_reason reason = check_restored(prefix, read);
     if (reason == FIRN_REASON_NONE && !prefix->closing) {
         reason = firni_insert(prefix, &in);
+        firni_logits_mark(prefix, read->tokens, read->n_tokens, read->ns);
         if (reason == FIRN_REASON_FAMILY_MISSING && in.added) {
             reason = FIRN_REASON_NONE; /* less than was read, but something: the waiters see how much */
         }

@@ -18,6 +18,7 @@ void firni_job_destroy(firn_prefix *prefix, firni_job *job)
         firni_caches_destroy(prefix, job->caches);
         firni_free(prefix->env, job->caches);
     }
+    firni_logits_release(prefix->env, job->logits);
     firni_free(prefix->env, job->tokens);
     firni_free(prefix->env, job->ns);
     firni_free(prefix->env, job);

@@ -26,6 +26,17 @@ enum {
 
 /* ---- the worker ---- */
 
+static bool store(firn_prefix *prefix, firni_job *job)
+{
+    const firn_store_input input = { .tokens = job->tokens,
+                                     .n_tokens = job->n_tokens,
+                                     .caches = (const firn_cache *const *)job->caches,
+                                     .n_caches = prefix->n_layers,
+                                     .ns = job->ns,
+                                     .priority = job->priority };
+    return firn_tier_store(prefix->options.tier, &input, &job->reason);
+}
+
 /* Takes one job at a time. The store runs without any lock, for as long as the tier needs. When the tree is destroyed
  * the job in hand is finished, because the tier may be in the middle of it; the queue is left to writer_deinit. */
 static void *store_worker(void *ctx)
@@ -46,21 +57,18 @@ static void *store_worker(void *ctx)
         if (job == NULL) {
             return NULL;
         }
-        const firn_store_input input = { .tokens = job->tokens,
-                                         .n_tokens = job->n_tokens,
-                                         .caches = (const firn_cache *const *)job->caches,
-                                         .n_caches = prefix->n_layers,
-                                         .ns = job->ns,
-                                         .priority = job->priority };
         const uint64_t started_ns = firni_now_ns(prefix->env);
-        job->stored = firn_tier_store(prefix->options.tier, &input, &job->reason);
+        job->stored = job->logits != NULL ? firni_logits_job_store(prefix, job, &job->reason) : store(prefix, job);
         job->store_ns = firni_now_ns(prefix->env) - started_ns;
         firni_inbox_post(prefix, &job->message);
     }
 }
 
-static void enqueue(firni_writer *writer, firni_job *job)
+static void enqueue(firni_writer *writer, firni_job *job, uint64_t now_ns)
 {
+    if (writer->n_jobs++ == 0) {
+        writer->progress_ns = now_ns;
+    }
     (void)pthread_mutex_lock(&writer->mutex);
     if (writer->tail != NULL) {
         writer->tail->next = job;
@@ -70,6 +78,24 @@ static void enqueue(firni_writer *writer, firni_job *job)
     writer->tail = job;
     (void)pthread_cond_signal(&writer->queued);
     (void)pthread_mutex_unlock(&writer->mutex);
+}
+
+/* A job that was never begun. What it would have stored is wanted as before. */
+static void take_back(firn_prefix *prefix, firni_job *job)
+{
+    firni_node *leaf = job->leaf;
+    if (leaf != NULL) {
+        leaf->storing = leaf->store_again = false;
+        if (leaf->unsaved && !prefix->closing) {
+            firni_wait_for_store(prefix, leaf);
+        }
+        firni_unpin(prefix, leaf);
+    } else {
+        job->logits->is_storing = false;
+        job->logits->flush_mark = 0;
+    }
+    firni_job_destroy(prefix, job);
+    prefix->writer.n_jobs--;
 }
 
 bool firni_writer_recall(firn_prefix *prefix)
@@ -85,14 +111,7 @@ bool firni_writer_recall(firn_prefix *prefix)
     const bool any = job != NULL;
     while (job != NULL) {
         firni_job *next = job->next;
-        firni_node *leaf = job->leaf;
-        leaf->storing = leaf->store_again = false;
-        if (leaf->unsaved) {
-            firni_wait_for_store(prefix, leaf);
-        }
-        firni_unpin(prefix, leaf);
-        firni_job_destroy(prefix, job);
-        writer->n_jobs--;
+        take_back(prefix, job);
         job = next;
     }
     return any;
@@ -145,9 +164,16 @@ void firni_job_ended(firn_prefix *prefix, firni_job *job)
 {
     firni_writer *writer = &prefix->writer;
     firni_node *leaf = job->leaf;
-    assert(writer->n_jobs > 0 && leaf->storing);
+    assert(writer->n_jobs > 0);
     writer->n_jobs--;
     writer->progress_ns = firni_now_ns(prefix->env);
+    if (leaf == NULL) {
+        firni_logits_job_ended(prefix, job);
+        firni_job_destroy(prefix, job);
+        firni_writer_pump(prefix);
+        return;
+    }
+    assert(leaf->storing);
     leaf->storing = false;
     if (job->stored) {
         prefix->stats.n_stores++;
@@ -300,10 +326,11 @@ void firni_writer_pump(firn_prefix *prefix)
         firni_stop_waiting(prefix, job->leaf);
         job->leaf->storing = true;
         firni_pin(prefix, job->leaf);
-        if (writer->n_jobs++ == 0) {
-            writer->progress_ns = now_ns;
-        }
-        enqueue(writer, job);
+        enqueue(writer, job, now_ns);
+    }
+    firni_job *job;
+    while (prefix->flushing && writer->n_jobs < n_jobs_max && (job = firni_logits_job_next(prefix)) != NULL) {
+        enqueue(writer, job, now_ns);
     }
 }
 
@@ -362,10 +389,7 @@ void firni_writer_deinit(firn_prefix *prefix)
     /* The worker is gone, and the inbox holds what it finished; these were never begun. */
     while (dropped != NULL) {
         firni_job *next = dropped->next;
-        dropped->leaf->storing = false;
-        firni_unpin(prefix, dropped->leaf);
-        firni_job_destroy(prefix, dropped);
-        writer->n_jobs--;
+        take_back(prefix, dropped);
         dropped = next;
     }
     (void)pthread_mutex_destroy(&writer->mutex);

@@ -91,6 +91,12 @@ static const stat_line stat_lines[] = {
     { "firn_prefix_logits", "", "gauge", "Prompts whose last logits are kept.", AT(prefix.n_logits) },
     { "firn_prefix_logits_hits_total", "", "counter", "Prompts that were found whole and needed no forward.",
       AT(prefix.n_logits_hits) },
+    { "firn_prefix_logits_stored_total", "", "counter", "Last logits that a flush stored on disk.",
+      AT(prefix.n_logits_stored) },
+    { "firn_prefix_logits_refused_total", "", "counter", "Last logits that the disk had no room for.",
+      AT(prefix.n_logits_refused) },
+    { "firn_prefix_logits_restored_total", "", "counter", "Last logits that were read from disk.",
+      AT(prefix.n_logits_restored) },
 
     { "firn_restore_started_total", "", "counter", "Reads from disk that were started.", AT(prefix.n_restores) },
     { "firn_restore_joined_total", "", "counter", "Lookups that waited for a read in flight.",

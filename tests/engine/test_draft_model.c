@@ -114,9 +114,9 @@ static void acceptance_after_a_restore_is_that_before(void **state)
     uint64_t n_expected = 0;
     for (uint32_t i = 0; i < N_TEXTS; i++) {
         ask(&stack, make_request(prompts[i], n_prompt[i], 80), &restored[i]);
-        const uint32_t n_usable = n_prompt[i] - 1 >= 16 ? n_prompt[i] - 1 : 0;
-        assert_int_equal(restored[i].usage.cache.disk_tokens, n_usable);
-        n_expected += n_usable;
+        const bool is_long = n_prompt[i] - 1 >= 16;
+        assert_int_equal(restored[i].usage.cache.disk_tokens, is_long ? n_prompt[i] : 0);
+        n_expected += is_long ? n_prompt[i] - 1 : 0; /* the drafter has no last logits: it reads one token */
         assert_same_answer(&cold[i], &restored[i]);
         assert_same_drafting(&cold[i], &restored[i]);
     }

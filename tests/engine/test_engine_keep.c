@@ -94,7 +94,7 @@ static void a_policy_says_what_is_read_and_where_state_goes(void **state)
     test_stack_open(&stack, &options);
     request.cache = (firn_cache_policy){ .priority = 7 };
     ask(&stack, request, &answer);
-    assert_int_equal(answer.usage.cache.disk_tokens, N - 1);
+    assert_int_equal(answer.usage.cache.disk_tokens, N);
     firn_error err = { 0 };
     request.cache.priority = 101;
     assert_status(test_submit(&stack, request, &answer, &err), FIRN_ERR_INVALID);
@@ -124,7 +124,7 @@ static void children_share_the_house_and_nothing_else(void **state)
         request = request_of(N, 4);
         request.ns = alice;
         ask(&stack, request, &answer);
-        assert_int_equal(answer.usage.cache.n_tokens, restart == 0 ? 128 : N - 1);
+        assert_int_equal(answer.usage.cache.n_tokens, restart == 0 ? 128 : N);
         ask(&stack, request, &answer);
         assert_int_equal(answer.usage.cache.n_tokens, N);
         request.ns = bob;
@@ -171,6 +171,34 @@ static void a_warm_up_is_pinned_in_ram_before_it_ends(void **state)
         nap();
     }
     (void)test_stack_close(&stack, SECOND);
+}
+
+static void a_warm_up_that_is_found_whole_is_pinned_and_says_nothing(void **state)
+{
+    (void)state;
+    static test_answer answer;
+    char *dir = test_dir_create();
+    for (unsigned restart = 0; restart < 2; restart++) {
+        test_stack stack;
+        test_stack_open(&stack, &(test_stack_options){ .disk_dir = dir });
+        fill(N, 6);
+        ask(&stack, request_of(N, 4), &answer);
+        firn_request warm = request_of(N, 0);
+        warm.only_prefill = true;
+        warm.pin = "house";
+        warm.pin_until_wall_ns = wall_in(3600 * SECOND);
+        ask(&stack, warm, &answer);
+        assert_int_equal(answer.usage.cache.n_tokens, N);
+        assert_int_equal(answer.n_tokens, 0);
+        assert_int_equal(answer.finish, FIRN_FINISH_LENGTH);
+        while (stats_of(&stack).n_finished < 2) {
+            nap();
+        }
+        assert_int_equal(stats_of(&stack).prefix.n_pins, 1);
+        assert_true(test_stack_close(&stack, 5 * SECOND).durable);
+    }
+    test_dir_remove(dir);
+    free(dir);
 }
 
 typedef struct flushed {
@@ -229,7 +257,7 @@ static void a_flush_while_serving_saves_and_reports(void **state)
     test_stack_open(&stack, &(test_stack_options){ .disk_dir = dir });
     fill(N, 4);
     ask(&stack, request_of(N, 10), &answer);
-    assert_int_equal(answer.usage.cache.disk_tokens, N - 1);
+    assert_int_equal(answer.usage.cache.disk_tokens, N);
     (void)test_stack_close(&stack, SECOND);
     (void)pthread_mutex_destroy(&out.mutex);
     test_dir_remove(dir);
@@ -425,6 +453,7 @@ int main(void)
         cmocka_unit_test(a_policy_says_what_is_read_and_where_state_goes),
         cmocka_unit_test(children_share_the_house_and_nothing_else),
         cmocka_unit_test(a_warm_up_is_pinned_in_ram_before_it_ends),
+        cmocka_unit_test(a_warm_up_that_is_found_whole_is_pinned_and_says_nothing),
         cmocka_unit_test(a_flush_while_serving_saves_and_reports),
         cmocka_unit_test(a_session_is_new_continued_or_branched),
     };

@@ -22,12 +22,14 @@ await test('after a restart the state comes from disk, and the greedy text is th
     assert.ok(after.firn.disk > 0, JSON.stringify(after.firn));
     assert.equal(after.usage.prompt_tokens_details.cached_tokens, after.firn.ram + after.firn.disk);
     assert.equal(after.firn.computed, n - after.firn.ram - after.firn.disk);
+    assert.equal(after.firn.computed, 0); // the logits behind the prompt were stored with it
     assert.deepEqual(after.choices, before.choices); // the text and every log-probability
     const other = (await complete(second, { ...ask, cache_namespace: 'other' })).json;
     assert.equal(other.usage.prompt_tokens_details.cached_tokens, 0);
     const values = await metrics(second);
     assert.equal(values['firn_prompt_tokens_by_source_total{source="disk"}'], after.firn.disk);
     assert.ok(values.firn_disk_read_bytes_total > 0);
+    assert.equal(values.firn_prefix_logits_restored_total, 1);
     assert.equal(await second.stop(), 0);
 });
 
