@@ -83,6 +83,25 @@ typedef struct firn_disk_record {
 /* Calls visit for each record, in no stated order, until it returns false. */
 firn_status firn_disk_visit(firn_tier *tier, bool (*visit)(void *ctx, const firn_disk_record *record), void *ctx,
                             firn_error *err);
+/* What is kept by name, of whichever model: firn/keep.h without one. Strings are valid during the call. */
+typedef enum firn_disk_name_kind {
+    FIRN_DISK_NAME_PIN = 0,
+    FIRN_DISK_NAME_SESSION = 1,
+    FIRN_DISK_NAME_OBJECT = 2
+} firn_disk_name_kind;
+
+typedef struct firn_disk_name {
+    firn_disk_name_kind kind;
+    const char *identity_text, *ns;
+    const char *name;                   /* NULL: the store is encrypted, and was opened without its key */
+    uint32_t n_tokens;                  /* of the path; 0 without the key */
+    uint64_t until_wall_ns;             /* of what is pinned its end, which may have passed; else 0 */
+    uint64_t used_wall_ns;
+} firn_disk_name;
+
+/* Calls visit for each, in no stated order, until it returns false. */
+firn_status firn_disk_visit_names(firn_tier *tier, bool (*visit)(void *ctx, const firn_disk_name *name), void *ctx,
+                                  firn_error *err);
 /* Reads and verifies every record; counts those that fail and quarantines them when this process is the writer. KEY: the
  * store is encrypted, and was opened without its key. */
 firn_status firn_disk_verify(firn_tier *tier, uint64_t *n_good, uint64_t *n_bad, firn_error *err);

@@ -119,6 +119,7 @@ typedef struct firn_tier_stats {
     uint64_t n_stores, n_store_refused;
     uint64_t n_evicted, n_quarantined;
     uint64_t n_pins, pinned_bytes; /* pins by name, and what they keep from being evicted, each record once */
+    uint64_t n_demoted, demoted_saved_bytes; /* records compressed since open, and what that has saved */
     uint64_t miss_reasons[FIRN_REASON_COUNT];
     firn_reason state;            /* NONE: healthy; else DISK_FULL, READ_ONLY, IO_ERROR, GONE: serving goes on */
 } firn_tier_stats;

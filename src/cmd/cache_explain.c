@@ -17,6 +17,7 @@
 #include "cmd/cache_listing.h"
 #include "cmd/cache_model.h"
 #include "cmd/cache_view.h"
+#include "cmd/ns_text.h"
 #include "cmd/reason_advice.h"
 
 enum { TEXT_TOKENS = 12, TEXT_BYTES = 600, POSITIONS_MAX = 8 };
@@ -224,7 +225,7 @@ static void print_text(const explanation *e)
     const firn_match *match = &e->match;
     const firni_reason_text why = firni_reason_explain(match->reason);
     (void)printf("prompt      %" PRIu32 " tokens, namespace ", e->model.n_tokens);
-    firni_cache_print_namespace(e->model.ns != NULL ? e->model.ns : "");
+    firni_ns_print(e->model.ns != NULL ? e->model.ns : "");
     (void)printf("\nequal       %" PRIu32 " tokens\nusable      %" PRIu32 " tokens (one is always left to compute)\n"
                  "reason      %s: %s\nto do       %s\n",
                  match->matched_len, match->prefix_len, firn_reason_name(match->reason), why.meaning, why.advice);
@@ -235,7 +236,7 @@ static void print_text(const explanation *e)
         if (match->diverged) {
             (void)printf("  stored    [%" PRIu32 "] %s...\n", match->stored_token, e->stored_side);
         } else {
-            (void)printf("  stored    (ends here)\n");
+            (void)printf("  stored    (nothing differs: what is stored of this prompt ends here)\n");
         }
     }
     (void)printf("\ndisk tier   %s\n  full      %" PRIu32 " of %" PRIu32 " whole blocks from the first on, up to %"

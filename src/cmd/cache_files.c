@@ -25,7 +25,15 @@ static bool is_segment(const char *name)
            strcmp(name + 12, ".firn") == 0;
 }
 
-void firni_cache_each_segment(const char *dir, bool (*visit)(void *ctx, const char *path), void *ctx)
+/* "ledger-NNNNNNNN.firn" */
+static bool is_ledger(const char *name)
+{
+    return strlen(name) == 20 && memcmp(name, "ledger-", 7) == 0 && strspn(name + 7, "0123456789") == 8 &&
+           strcmp(name + 15, ".firn") == 0;
+}
+
+static void each_file(const char *dir, bool (*is_meant)(const char *name), bool (*visit)(void *ctx, const char *path),
+                      void *ctx)
 {
     DIR *stream = opendir(dir);
     if (stream == NULL) {
@@ -33,11 +41,16 @@ void firni_cache_each_segment(const char *dir, bool (*visit)(void *ctx, const ch
     }
     char path[PATH_BYTES];
     for (const struct dirent *entry = readdir(stream); entry != NULL; entry = readdir(stream)) {
-        if (is_segment(entry->d_name) && join(path, dir, entry->d_name) && !visit(ctx, path)) {
+        if (is_meant(entry->d_name) && join(path, dir, entry->d_name) && !visit(ctx, path)) {
             break;
         }
     }
     (void)closedir(stream);
+}
+
+void firni_cache_each_segment(const char *dir, bool (*visit)(void *ctx, const char *path), void *ctx)
+{
+    each_file(dir, is_segment, visit, ctx);
 }
 
 static bool is_gone(int result)
@@ -45,7 +58,7 @@ static bool is_gone(int result)
     return result == 0 || errno == ENOENT;
 }
 
-static bool remove_segment(void *ctx, const char *path)
+static bool remove_file(void *ctx, const char *path)
 {
     bool *is_complete = ctx;
     *is_complete = is_gone(unlink(path)) && *is_complete;
@@ -58,7 +71,8 @@ bool firni_cache_remove_files(const char *dir)
     char path[PATH_BYTES];
     bool is_complete = true;
     /* The index last: while segments are there, a store without one is not opened, not even to be wiped. */
-    firni_cache_each_segment(dir, remove_segment, &is_complete);
+    firni_cache_each_segment(dir, remove_file, &is_complete);
+    each_file(dir, is_ledger, remove_file, &is_complete);
     for (size_t i = 0; is_complete && i < sizeof index_files / sizeof index_files[0]; i++) {
         is_complete = join(path, dir, index_files[i]) && is_gone(unlink(path));
     }

@@ -8,6 +8,7 @@
 
 #include "cmd/cache_listing.h"
 #include "cmd/cache_view.h"
+#include "cmd/ns_text.h"
 
 typedef struct ls_view {
     firni_cache_view cache;
@@ -102,7 +103,7 @@ static void print_entries(const ls_view *view, const firni_listing_record *const
         (void)printf("%.12s  %-15s  %10s  %-26s  %-20s  ", hex, tokens_text(view, record, tokens),
                      firni_cmd_size_text(entry_bytes(view, record), size), families_text(record, families),
                      firni_cache_time_text(record->last_used_wall_ns, when));
-        firni_cache_print_namespace(group->ns);
+        firni_ns_print(group->ns);
         (void)printf("  %s%s\n", firni_cache_identity_label(group->identity_text, label, sizeof label),
                      record->quarantined ? "  QUARANTINED" : "");
     }

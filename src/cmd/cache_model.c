@@ -6,6 +6,7 @@
 
 #include "base/base_impl.h"
 #include "cmd/cache_model.h"
+#include "cmd/ns_text.h"
 
 static int encode(firni_cache_model *view)
 {
@@ -30,8 +31,9 @@ int firni_cache_model_open(firni_cache_model *view, bool writes)
     firn_error err = { 0 };
     view->options.no_engine = true;
     view->options.disk_read_only = !writes;
-    if (view->ns != NULL && strlen(view->ns) > FIRN_NAMESPACE_BYTES_MAX) {
-        return firni_cmd_usage(view->self, "--namespace: at most %d bytes", FIRN_NAMESPACE_BYTES_MAX);
+    const int named = firni_ns_flag(view->self, &view->ns, view->stored_ns);
+    if (named != 0) {
+        return named;
     }
     if (firni_stack_open(&view->options, view->env, &view->stack, &err) != FIRN_OK) {
         return firni_cmd_fail(view->self, "%s", err.message);

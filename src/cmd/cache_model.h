@@ -13,6 +13,7 @@ typedef struct firni_cache_model {
     firni_stack_options options;
     const char *prompt_path;   /* NULL: none is wanted */
     const char *ns;            /* NULL: "" */
+    char stored_ns[FIRN_NAMESPACE_BYTES_MAX + 1];
     bool json;
     /* While open: */
     firni_stack *stack;        /* without an engine */

@@ -9,6 +9,7 @@
 #include "base/base_impl.h"
 #include "cmd/cache_model.h"
 #include "cmd/cache_view.h"
+#include "cmd/ns_text.h"
 #include "firn/keep.h"
 
 #define DAY_NS UINT64_C(86400000000000)
@@ -32,10 +33,10 @@ static bool show(void *ctx, const firn_pin *pin)
         (void)json_array_append_new(options->list, item);
         return true;
     }
-    firni_cache_print_namespace(pin->name);
+    firni_ns_print(pin->name);
     (void)printf(": %" PRIu32 " tokens, %s, until %s, namespace ", pin->n_tokens,
                  firni_cmd_size_text(pin->n_bytes, size), until);
-    firni_cache_print_namespace(pin->ns != NULL ? pin->ns : "");
+    firni_ns_print(pin->ns != NULL ? pin->ns : "");
     (void)putchar('\n');
     return true;
 }

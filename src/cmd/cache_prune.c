@@ -7,8 +7,10 @@
 
 #include "base/base_impl.h"
 #include "cmd/cache_view.h"
+#include "cmd/ns_text.h"
 
 typedef struct prune_options {
+    char ns[FIRN_NAMESPACE_BYTES_MAX + 1];
     firni_cache_view view;
     firn_disk_prune_options prune;
     uint64_t older_ns;
@@ -57,9 +59,11 @@ static int run(const firni_command *self, int argc, char **argv)
           .value_name = "TEXT", .help = "only of models whose identity contains this (firn cache stat shows them)" },
     };
     bool done = false;
-    const int status =
-        firni_flags_parse(self, flags, sizeof flags / sizeof flags[0], argc, argv, NULL, 0, NULL, &done);
-    if (done) {
+    int status = firni_flags_parse(self, flags, sizeof flags / sizeof flags[0], argc, argv, NULL, 0, NULL, &done);
+    if (!done) {
+        status = firni_ns_flag(self, &options.prune.ns, options.ns);
+    }
+    if (done || status != 0) {
         return status;
     }
     if (options.older_ns == 0 && options.prune.to_bytes == 0 && options.prune.ns == NULL &&

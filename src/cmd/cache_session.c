@@ -13,6 +13,7 @@
 
 #include "base/base_impl.h"
 #include "cmd/cache_view.h"
+#include "cmd/ns_text.h"
 #include "cmd/stack.h"
 #include "firn/keep.h"
 #include "firn/session_file.h"
@@ -40,14 +41,17 @@ static int open_stack(const firni_command *self, session_options *options, firni
     options->stack.progress = firni_cmd_progress;
     static char label[] = "loading the model";
     options->stack.progress_label = label;
+    char named[FIRN_NAMESPACE_BYTES_MAX + 1];
+    const int flagged = firni_ns_flag(self, &options->ns, named);
+    if (flagged != 0) {
+        return flagged;
+    }
     const char *name = options->ns != NULL ? options->ns : "";
     firn_status status = FIRN_OK;
     if (options->parent != NULL) {
         status = firn_namespace_below(options->parent, name, options->full_ns, &err);
-    } else if (strlen(name) <= FIRN_NAMESPACE_BYTES_MAX) {
-        memcpy(options->full_ns, name, strlen(name) + 1);
     } else {
-        status = firni_fail(&err, FIRN_ERR_INVALID, "the namespace is too long");
+        memcpy(options->full_ns, name, strlen(name) + 1);
     }
     if (status == FIRN_OK) {
         status = firni_stack_open(&options->stack, env, out, &err);

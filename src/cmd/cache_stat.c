@@ -5,8 +5,10 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/base_impl.h"
 #include "cmd/cache_listing.h"
 #include "cmd/cache_view.h"
+#include "cmd/ns_text.h"
 #include "model/packed_file.h"
 
 static firni_listing_group totals_of(const firni_listing *listing)
@@ -27,7 +29,54 @@ static firni_listing_group totals_of(const firni_listing *listing)
     return sum;
 }
 
-static void print_stat(const firni_cache_view *view, const firni_listing *listing)
+/* What is kept by name: pins one by one, of the others their number. */
+typedef struct names {
+    uint64_t now_ns, n_pins, n_sessions, n_objects;
+    json_t *pins;   /* NULL: they are printed */
+} names;
+
+static bool note_name(void *ctx, const firn_disk_name *name)
+{
+    names *list = ctx;
+    char until[32];
+    list->n_sessions += name->kind == FIRN_DISK_NAME_SESSION;
+    list->n_objects += name->kind == FIRN_DISK_NAME_OBJECT;
+    if (name->until_wall_ns <= list->now_ns) {
+        return true; /* not pinned, or not any more */
+    }
+    list->n_pins++;
+    const char *kind = name->kind == FIRN_DISK_NAME_OBJECT ? "object" : "prompt";
+    (void)firni_cache_time_text(name->until_wall_ns, until);
+    if (list->pins != NULL) {
+        (void)json_array_append_new(
+            list->pins, json_pack("{s:o, s:s, s:o, s:I, s:s}", "name",
+                                  name->name != NULL ? firni_cache_namespace_json(name->name) : json_null(), "kind", kind,
+                                  "namespace", firni_cache_namespace_json(name->ns), "tokens",
+                                  (json_int_t)name->n_tokens, "until", until));
+        return true;
+    }
+    (void)printf("pinned      ");
+    if (name->name != NULL) {
+        firni_ns_print(name->name);
+    } else {
+        (void)printf("(encrypted)");
+    }
+    (void)printf(", namespace ");
+    firni_ns_print(name->ns);
+    if (name->n_tokens > 0) {
+        (void)printf(", %" PRIu32 " tokens", name->n_tokens);
+    }
+    (void)printf(", %s, until %s\n", kind, until);
+    return true;
+}
+
+static firn_status read_names(firni_cache_view *view, json_t *pins, names *out, firn_error *err)
+{
+    *out = (names){ .now_ns = firni_wall_ns(view->env), .pins = pins };
+    return firn_disk_visit_names(view->tier, note_name, out, err);
+}
+
+static firn_status print_stat(firni_cache_view *view, const firni_listing *listing, firn_error *err)
 {
     const firni_listing_group sum = totals_of(listing);
     firn_tier_stats stats;
@@ -52,18 +101,23 @@ static void print_stat(const firni_cache_view *view, const firni_listing *listin
     }
     (void)printf("prefixes    %" PRIu64 ", %" PRIu64 " tokens, %" PRIu64 " checkpoints\n", sum.n_prefixes, sum.n_tokens,
                  sum.n_checkpoints);
+    names kept;
+    const firn_status status = read_names(view, NULL, &kept, err);
+    (void)printf("by name     %" PRIu64 " pinned, %" PRIu64 " sessions, %" PRIu64 " objects\n", kept.n_pins,
+                 kept.n_sessions, kept.n_objects);
     for (uint32_t i = 0; i < listing->n_groups; i++) {
         const firni_listing_group *group = &listing->groups[i];
         if (i == 0 || strcmp(group->identity_text, group[-1].identity_text) != 0) {
             (void)printf("\nidentity    %s\n", firni_cache_identity_label(group->identity_text, label, sizeof label));
         }
         (void)printf("  namespace ");
-        firni_cache_print_namespace(group->ns);
+        firni_ns_print(group->ns);
         (void)printf(": %" PRIu64 " records, %" PRIu64 " prefixes, %" PRIu64 " tokens, %" PRIu64
                      " checkpoints, %s, last used %s\n",
                      group->n_records, group->n_prefixes, group->n_tokens, group->n_checkpoints,
                      firni_cmd_size_text(group->n_bytes, data), firni_cache_time_text(group->last_used_wall_ns, when));
     }
+    return status;
 }
 
 /* The identity's "name: value" lines as an object: all of them, so that a script can find what differs. */
@@ -84,8 +138,15 @@ static json_t *identity_json(const char *text)
     return object;
 }
 
-static json_t *stat_json(const firni_cache_view *view, const firni_listing *listing)
+/* NULL: *err says why. */
+static json_t *stat_json(firni_cache_view *view, const firni_listing *listing, firn_error *err)
 {
+    names kept;
+    json_t *pins = json_array();
+    if (read_names(view, pins, &kept, err) != FIRN_OK) {
+        json_decref(pins);
+        return NULL;
+    }
     const firni_listing_group sum = totals_of(listing);
     firn_tier_stats stats;
     firn_tier_get_stats(view->tier, &stats);
@@ -101,12 +162,13 @@ static json_t *stat_json(const firni_cache_view *view, const firni_listing *list
             (json_int_t)group->n_bytes, "last_used", firni_cache_time_text(group->last_used_wall_ns, when));
         (void)json_array_append_new(groups, item);
     }
-    return json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o}", "directory", view->dir, "physical_bytes",
+    return json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o}", "directory", view->dir, "physical_bytes",
                      (json_int_t)stats.physical_bytes, "budget_bytes", (json_int_t)stats.budget_bytes, "records",
                      (json_int_t)sum.n_records, "quarantined", (json_int_t)sum.n_quarantined, "prefixes",
                      (json_int_t)sum.n_prefixes, "tokens", (json_int_t)sum.n_tokens, "checkpoints",
                      (json_int_t)sum.n_checkpoints, "bytes", (json_int_t)sum.n_bytes, "demoted",
                      (json_int_t)sum.n_demoted, "saved_bytes", (json_int_t)(sum.plain_bytes - sum.demoted_bytes),
+                     "sessions", (json_int_t)kept.n_sessions, "objects", (json_int_t)kept.n_objects, "pins", pins,
                      "groups", groups);
 }
 
@@ -119,10 +181,11 @@ static int show(firni_cache_view *view, void *ctx)
         return firni_cmd_fail(view->self, "%s", err.message);
     }
     int status = 0;
-    if (view->json) {
-        status = firni_cache_print_json(view, stat_json(view, &listing));
-    } else {
-        print_stat(view, &listing);
+    json_t *result = view->json ? stat_json(view, &listing, &err) : NULL;
+    if (result != NULL) {
+        status = firni_cache_print_json(view, result);
+    } else if (view->json || print_stat(view, &listing, &err) != FIRN_OK) {
+        status = firni_cmd_fail(view->self, "%s", err.message);
     }
     firni_listing_deinit(&listing);
     return status;

@@ -141,20 +141,6 @@ const char *firni_cache_identity_label(const char *identity_text, char *out, siz
     return out;
 }
 
-void firni_cache_print_namespace(const char *ns)
-{
-    (void)putchar('"');
-    for (; *ns != '\0'; ns++) {
-        const unsigned char c = (unsigned char)*ns;
-        if (c < 0x20 || c == 0x7F) {
-            (void)printf("\\x%02x", (unsigned)c);
-        } else {
-            (void)putchar(c);
-        }
-    }
-    (void)putchar('"');
-}
-
 void firni_cache_hex_text(const firn_digest *digest, char out[2 * FIRN_DIGEST_BYTES + 1])
 {
     for (size_t i = 0; i < FIRN_DIGEST_BYTES; i++) {

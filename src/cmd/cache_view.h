@@ -57,8 +57,6 @@ int firni_cache_run(firni_cache_view *view, const firni_flag *flags, uint32_t n_
 const char *firni_cache_time_text(uint64_t wall_ns, char out[FIRNI_TIME_TEXT_BYTES]);
 /* What tells a person which model it is, in one line. */
 const char *firni_cache_identity_label(const char *identity_text, char *out, size_t out_bytes);
-/* In quotes, control characters escaped: a namespace may hold anything, and a terminal should not act on it. */
-void firni_cache_print_namespace(const char *ns);
 /* A namespace that is no UTF-8 cannot be a JSON string; it is null then. */
 json_t *firni_cache_namespace_json(const char *ns);
 void firni_cache_hex_text(const firn_digest *digest, char out[2 * FIRN_DIGEST_BYTES + 1]);

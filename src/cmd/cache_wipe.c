@@ -8,11 +8,13 @@
 
 #include "cmd/cache_files.h"
 #include "cmd/cache_view.h"
+#include "cmd/ns_text.h"
 #include "model/packed_file.h"
 
 typedef struct wipe_options {
     firni_cache_view view;
     const char *ns;           /* NULL: everything */
+    char stored_ns[FIRN_NAMESPACE_BYTES_MAX + 1];
 } wipe_options;
 
 static int wipe_namespace(firni_cache_view *view, const char *ns)
@@ -25,7 +27,7 @@ static int wipe_namespace(firni_cache_view *view, const char *ns)
     }
     char size[FIRNI_SIZE_TEXT_BYTES];
     (void)printf("removed %" PRIu64 " records of namespace ", report.n_records);
-    firni_cache_print_namespace(ns);
+    firni_ns_print(ns);
     (void)printf(", %s\n", firni_cmd_size_text(report.n_bytes, size));
     return 0;
 }
@@ -63,7 +65,12 @@ static int run(const firni_command *self, int argc, char **argv)
         { .name = "namespace", .kind = FIRNI_FLAG_STRING, .target = &options.ns, .value_name = "NS",
           .help = "only what this namespace stores, its pins and sessions included (default: everything)" },
     };
-    return firni_cache_run(&options.view, flags, sizeof flags / sizeof flags[0], argc, argv, wipe, &options);
+    bool done = false;
+    int status = firni_flags_parse(self, flags, sizeof flags / sizeof flags[0], argc, argv, NULL, 0, NULL, &done);
+    if (!done) {
+        status = firni_ns_flag(self, &options.ns, options.stored_ns);
+    }
+    return done || status != 0 ? status : firni_cache_each_store(&options.view, wipe, &options);
 }
 
 const firni_command firni_cache_wipe = {

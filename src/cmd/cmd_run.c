@@ -14,6 +14,7 @@
 #include <jansson.h>
 
 #include "base/base_impl.h"
+#include "cmd/ns_text.h"
 #include "cmd/stack.h"
 #include "cmd/stop_signal.h"
 #include "server/json_text.h"
@@ -28,6 +29,7 @@ typedef struct run_options {
     const char *stop;
     const char *system;
     const char *ns;
+    char stored_ns[FIRN_NAMESPACE_BYTES_MAX + 1];
     bool chat, json, ignore_end;
     const char *config;       /* read by the parser; nothing else looks at it */
     uint64_t save_ns;         /* most time for storing the new state at the end */
@@ -356,9 +358,12 @@ static int run(const firni_command *self, int argc, char **argv)
     const char *prompt = NULL;
     uint32_t n_positional = 0;
     bool done = false;
-    const int status = firni_flags_parse(self, flags, sizeof flags / sizeof flags[0], argc, argv, &prompt, 1,
-                                         &n_positional, &done);
-    if (done) {
+    int status = firni_flags_parse(self, flags, sizeof flags / sizeof flags[0], argc, argv, &prompt, 1, &n_positional,
+                                   &done);
+    if (!done) {
+        status = firni_ns_flag(self, &options.ns, options.stored_ns);
+    }
+    if (done || status != 0) {
         return status;
     }
     if (prompt == NULL) {

@@ -154,6 +154,9 @@ static const stat_line stat_lines[] = {
     { "firn_disk_stores_total", "{result=\"refused\"}", "counter", NULL, AT(tier.n_store_refused) },
     { "firn_disk_evicted_total", "", "counter", "Records evicted from disk.", AT(tier.n_evicted) },
     { "firn_disk_quarantined_total", "", "counter", "Records that did not verify.", AT(tier.n_quarantined) },
+    { "firn_disk_demoted_total", "", "counter", "Idle records that were compressed.", AT(tier.n_demoted) },
+    { "firn_disk_demoted_saved_bytes_total", "", "counter", "Bytes that compressing them has saved.",
+      AT(tier.demoted_saved_bytes) },
 };
 
 static const char *const route_names[FIRNI_ROUTE_COUNT] = {

@@ -248,6 +248,74 @@ check 'and the store is whole' exits 0
 call cache unpin house --cache-dir "$kept"
 check 'a pin that is not there is said so' one_line '^firn cache unpin: '
 
+# ---- namespaces below others, names, and a lost index ----
+
+call run --restore-always --cache-dir "$kept" --temp 0 -n 4 --namespace house "$prompt"
+call run --restore-always --cache-dir "$kept" --temp 0 -n 4 --namespace '"house"/"b\"ob"' "$prompt"
+check 'a namespace below another is named as it is written, and reads it' err_has 'disk [1-9]'
+call run --restore-always --cache-dir "$kept" --temp 0 -n 4 --namespace '"house"/"b\"ob"' "$prompt And more of it, which is its own"
+call cache stat --cache-dir "$kept"
+check 'cache stat tells parent and child apart' out_has '^  namespace "house"/"b\\"ob": [1-9]'
+call cache ls --cache-dir "$kept"
+check 'and so does cache ls' out_has '"house"/"b\\"ob"'
+call cache stat --cache-dir "$kept" --json
+check 'in JSON it is the stored name' out_has '"namespace": "house\\u001[fF]b\\"ob"'
+call cache pin longer --prompt "$dir/prompt.txt" --cache-dir "$kept" --for 1d --namespace '"house"/"b\"ob"'
+check 'cache pin takes the same name' out_has '^pinned [1-9][0-9]* of [1-9]'
+call cache stat --cache-dir "$kept"
+check 'cache stat lists what is pinned' out_has '^pinned +"longer", namespace "house"/"b\\"ob", [1-9][0-9]* tokens, prompt, until 2'
+call cache prune --cache-dir "$kept" --namespace '"house"/' --older 1
+check 'a name that is written wrong is wrong usage' usage_says '--namespace: "house"/ is not a name'
+call run --restore-always --cache-dir "$kept" --temp 0 -n 1 --namespace ends "$prompt"
+printf '%s and what nobody asked before' "$prompt" >"$dir/longer.txt"
+call cache explain --cache-dir "$kept" --prompt "$dir/longer.txt" --namespace ends
+check 'cache explain says when nothing differs' out_has '^  stored +\(nothing differs: what is stored of this prompt ends here\)'
+rm -r "$kept/index"
+call cache fsck --cache-dir "$kept"
+back() { exits 0 && out_has '^left out +0 damaged, 0 without' && out_has '^by name +1 pins, 0 sessions, 0 objects; lost: 0 '; }
+check 'cache fsck brings children and pins back' back
+call cache stat --cache-dir "$kept" --json
+check 'cache stat --json has the pins' out_has '"name": "longer"'
+rm -r "$kept/index" && rm "$kept"/ledger-*.firn
+call cache fsck --cache-dir "$kept"
+check 'without a ledger it says what is lost' out_has '^by name +there is no ledger'
+call cache wipe --cache-dir "$kept" --namespace '"house"/"b\"ob"'
+check 'cache wipe takes the same name' out_has '^removed [1-9][0-9]* records of namespace "house"/"b\\"ob"'
+
+# ---- an encrypted store ----
+
+sealed=$dir/sealed
+key=00112233445566778899aabbccddeeff0123456789abcdef0123456789abcdef
+printf '%s\n' "$key" >"$dir/key" && printf '%s\n' "$key" | tr 0 1 >"$dir/other.key" && printf 'short' >"$dir/short.key"
+chmod 600 "$dir"/*key
+call run --restore-always --cache-dir "$sealed" --cache-key-file "$dir/key" --temp 0 -n 4 "$prompt"
+call run --restore-always --cache-dir "$sealed" --cache-key-file "$dir/key" --temp 0 -n 4 "$prompt"
+check 'an encrypted cache is read with its key' err_has 'disk [1-9]'
+FIRN_CACHE_KEY=$key call run --restore-always --cache-dir "$sealed" --temp 0 -n 4 "$prompt"
+check 'and with the key of the environment' err_has 'disk [1-9]'
+call run --restore-always --cache-dir "$sealed" --cache-key-file "$dir/other.key" --temp 0 -n 4 "$prompt"
+without() { exits 0 && err_has 'not made with the key' && err_has 'disk 0\)'; }
+check 'with another key it is not, which is said, and the answer is computed' without
+call run --restore-always --cache-dir "$sealed" --cache-key-file "$dir/short.key" --temp 0 -n 4 "$prompt"
+check 'a key file that is none is named' err_has 'short\.key'
+call cache pin sealed --prompt "$dir/prompt.txt" --cache-dir "$sealed" --cache-key-file "$dir/key" --for 1d
+call cache stat --cache-dir "$sealed"
+check 'cache stat works without the key, and cannot name the pins' out_has '^pinned +\(encrypted\), namespace ""'
+call cache stat --cache-dir "$sealed" --cache-key-file "$dir/key"
+check 'with it, it can' out_has '^pinned +"sealed", namespace "", [1-9]'
+call cache fsck --cache-dir "$sealed"
+check 'cache fsck asks for the key' one_line '^firn cache fsck: .* is encrypted; .*--cache-key-file FILE'
+rm -r "$sealed/index"
+call cache fsck --cache-dir "$sealed" --cache-key-file "$dir/key"
+check 'and brings the names back with it' out_has '^by name +1 pins, '
+call run --restore-always --cache-dir "$sealed" --cache-key-file "$dir/key" --temp 0 -n 4 "$prompt"
+check 'the rebuilt store is read with its key' err_has 'disk [1-9]'
+spared_words() { ! grep -aq 'truth universally' "$sealed"/*.firn "$sealed"/index/data.mdb && ! grep -aq sealed "$sealed"/ledger-*.firn; }
+check 'neither prompts nor names are in its files' spared_words
+call cache wipe --cache-dir "$sealed"
+wiped_all() { exits 0 && [ -z "$(find "$sealed" -name '*-*.firn')" ]; }
+check 'a wipe needs no key, and leaves no ledger' wiped_all
+
 # ---- traces ----
 
 cat >"$dir/trace.jsonl" <<'END'

@@ -233,4 +233,28 @@ await test('an answer goes on after a kill, and is the whole one to the byte', a
     await server.stop();
 });
 
+await test('--demote-idle compresses what nobody uses, in an encrypted store too, and the answer stays the same', async () => {
+    const dir = temporaryDir();
+    const keyFile = join(temporaryDir(), 'key');
+    writeFileSync(keyFile, '5a'.repeat(32));
+    const flags = ['--cache-dir', dir, '--cache-key-file', keyFile, '--kv', 'q4', '--demote-idle', '0.5', '--restore-always'];
+    const ask = { prompt: house, temperature: 0, max_tokens: 4 };
+    const server = await serve(flags);
+    const cold = await complete(server, ask);
+    await post(server, '/v1/firn/flush', {});
+    await until(async () => (await metrics(server)).firn_disk_demoted_total > 0, 'something compressed');
+    assert.ok((await metrics(server)).firn_disk_demoted_saved_bytes_total > 0);
+    await server.stop();
+    const again = await serve(flags);
+    const warm = await complete(again, ask);
+    assert.equal(warm.json.choices[0].text, cold.json.choices[0].text);
+    assert.ok(warm.json.firn.disk > 50, JSON.stringify(warm.json.firn));
+    await again.stop();
+    const { stdout } = spawnSync(firn, ['cache', 'stat', '--cache-dir', dir], { encoding: 'utf8' });
+    assert.match(stdout, /^compressed  [1-9]\d* records, .* saved$/m);
+    const wrong = await serve(['--cache-dir', dir, '--demote-idle', '1']);
+    assert.equal((await complete(wrong, ask)).json.firn.disk, 0); // without the key it is served from RAM
+    await wrong.stop();
+});
+
 finish();

@@ -489,6 +489,8 @@ static void the_budget_holds_while_a_full_cache_is_packed(void **unused)
     stats = fixture_assert_books(r->tier, r->dir);
     assert_true(stats.n_records + 64 >= n_records); /* what made room for the first copy */
     assert_int_equal(report.n_demoted, stats.n_records);
+    assert_int_equal(stats.n_demoted, report.n_demoted);
+    assert_int_equal(stats.demoted_saved_bytes, report.plain_bytes - report.n_bytes);
     assert_true(stats.physical_bytes < (uint64_t)BUDGET / 100 * 95);
     assert_got(r, CHAIN);
     rig_reopen(r, &options);

@@ -20,6 +20,7 @@
 #define SEGMENT_BYTES_DEFAULT (UINT64_C(256) << 20)
 #define RETRY_PAUSE_NS_MIN    UINT64_C(100000000) /* 100 ms, doubled after each vain attempt */
 #define RETRY_PAUSE_NS_MAX    UINT64_C(30000000000)
+#define FULL_BYTES         (UINT64_C(64) << 10) /* of a file system: with less it is full */
 #define STOP_NS_DEFAULT       UINT64_C(5000000000)
 
 firni_disk *firni_disk_of(firn_tier *tier)
@@ -67,9 +68,18 @@ static void detach_locked(firni_disk *disk, firni_volume *volume)
     }
 }
 
+/* LMDB says EIO of a write that a full disk cut short. A file system without a page to give is the better guess. */
+static firni_code tell_full(const firni_disk *disk, firni_code code)
+{
+    const firn_io *io = firni_io(disk->env);
+    firn_io_fs fs;
+    return code == EIO && io->stat_fs(io->ctx, disk->dir, &fs) == 0 && fs.free_bytes < FULL_BYTES ? ENOSPC : code;
+}
+
 firn_reason firni_disk_failed(firni_disk *disk, firni_volume *volume, firni_code code, const char *what)
 {
     assert(code != 0);
+    code = tell_full(disk, code);
     const firn_reason reason = firni_disk_reason_of(code);
     /* Allocation failures come through here too, because they end an operation in the same places. */
     if (reason == FIRN_REASON_NO_MEMORY) {

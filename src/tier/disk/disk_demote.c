@@ -430,18 +430,22 @@ static void give_up_written(demote_step *step)
 
 static void count(demote_step *step)
 {
-    uint64_t n_written = 0;
+    uint64_t n_written = 0, n_demoted = 0, n_saved = 0;
     for (uint32_t i = 0; i < step->n; i++) {
         const candidate *one = &step->list[i];
         const bool is_demoted = one->is_written && one->is_claimed;
-        step->report->n_demoted += is_demoted;
+        n_demoted += is_demoted;
+        n_saved += is_demoted ? one->packed.plain_bytes - one->packed.place.n_bytes : 0;
         step->report->n_incompressible += one->is_claimed && !one->is_written;
         step->report->plain_bytes += is_demoted ? one->packed.plain_bytes : 0;
         step->report->n_bytes += is_demoted ? one->packed.place.n_bytes : 0;
         n_written += one->is_written ? one->packed.place.n_bytes : 0;
     }
+    step->report->n_demoted += n_demoted;
     pthread_mutex_lock(&step->disk->mutex);
     step->disk->stats.written_bytes += n_written;
+    step->disk->stats.n_demoted += n_demoted;
+    step->disk->stats.demoted_saved_bytes += n_saved;
     pthread_mutex_unlock(&step->disk->mutex);
 }
 

@@ -14,6 +14,7 @@
  *      index_seal.c    what of it is encrypted
  *      disk_prune.c    what is chosen to go
  *      disk_inspect.c  visit and verify                                          disk_store.c    what is new -> named
+ *      disk_names.c    what is kept by name, seen from outside
  *      disk_check.c    the books, audited                                        disk_write.c    records -> files
  *      disk_memo.c     walks of the last lookups
  *      fsck.c          a new index from segments and ledger       fsck_scan.c     segments -> the records in them

@@ -290,9 +290,12 @@ static firn_reason write_and_commit(firni_store_job *job)
         code = commit(job);
     }
     if (code != 0) {
+        /* Named while the disk is as full as it was. */
+        const firn_reason failed =
+            job->is_blocked ? FIRN_REASON_LOADING : firni_disk_failed(disk, volume, code, "storing");
         firni_disk_absolve(disk, false);
         give_up_written(job);
-        return job->is_blocked ? FIRN_REASON_LOADING : firni_disk_failed(disk, volume, code, "storing");
+        return failed;
     }
     count_written(job);
     firni_disk_healthy(disk);

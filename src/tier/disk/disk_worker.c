@@ -23,6 +23,7 @@
 
 #define QUEUE_MAX          64u
 #define UPKEEP_INTERVAL_NS UINT64_C(30000000000)
+#define UPKEEP_INTERVAL_NS_MIN UINT64_C(5000000000) /* of a tier that compresses what has been idle for less */
 /* The clock of the environment need not run like the one that a thread sleeps by, so no sleep is longer than this while
  * a deadline is near. */
 #define WATCH_INTERVAL_NS UINT64_C(100000000)
@@ -177,6 +178,15 @@ static void run(firni_worker *worker, restore_request *request)
     drop_request(disk, request);
 }
 
+static uint64_t upkeep_interval_ns(const firni_disk *disk)
+{
+    const uint64_t idle_ns = disk->options.demote_idle_ns;
+    if (idle_ns == 0 || idle_ns >= UPKEEP_INTERVAL_NS) {
+        return UPKEEP_INTERVAL_NS;
+    }
+    return idle_ns > UPKEEP_INTERVAL_NS_MIN ? idle_ns : UPKEEP_INTERVAL_NS_MIN;
+}
+
 /* True: there is more to do as long as nobody wants anything. */
 static bool do_upkeep(firni_disk *disk)
 {
@@ -221,9 +231,10 @@ static void *read_loop(void *ctx)
             worker->upkeep_due = worker->upkeep_due || more;
         } else {
             const uint64_t started_ns = firni_now_ns(worker->disk->env);
-            wait_for(worker, &worker->reader_wakes, UPKEEP_INTERVAL_NS);
+            const uint64_t interval_ns = upkeep_interval_ns(worker->disk);
+            wait_for(worker, &worker->reader_wakes, interval_ns);
             worker->upkeep_due =
-                worker->upkeep_due || firni_now_ns(worker->disk->env) - started_ns >= UPKEEP_INTERVAL_NS;
+                worker->upkeep_due || firni_now_ns(worker->disk->env) - started_ns >= interval_ns;
         }
     }
     pthread_mutex_unlock(&worker->mutex);
