@@ -68,6 +68,7 @@ typedef struct firn_model_info {
     uint64_t n_params;
     uint64_t weight_bytes;       /* as packed in memory */
     bool weights_mapped;         /* they lie in a file of packed_dir, shared with other processes */
+    uint64_t open_ns;            /* that opening took */
     uint64_t packed_bytes_due;   /* of a file that is going to be written to packed_dir; 0: none */
 } firn_model_info;
 

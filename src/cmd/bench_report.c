@@ -188,6 +188,8 @@ void firni_bench_print(const firni_bench *bench)
                  info->name, info->architecture, info->weight_type, (double)info->n_params * 1e-6,
                  firni_cmd_size_text(info->weight_bytes, size), info->kernel,
                  firn_workers_count(bench->stack->workers), info->kv);
+    (void)printf("opened in %.3f s, weights %s\n", (double)info->open_ns * 1e-9,
+                 info->weights_mapped ? "mapped as packed before" : "packed anew");
     (void)printf("median of %" PRIu32 " runs, least .. most; depth %" PRIu32 "%s%s, chunk %" PRIu32 "\n\n", o->n_runs,
                  o->n_depth, o->is_depth_made_up ? " of made-up state" : "",
                  o->shares_depth ? " shared by all rows" : "", o->n_chunk);
@@ -341,6 +343,10 @@ int firni_bench_print_json(const firni_bench *bench)
         "multiply_operations_per_second", sample_json(&bench->multiply_rate), "prefill_tokens_per_second",
         sample_json(&bench->prefill_rate), "prefill_multiply_share", multiply_share(bench), "decode",
         decode_json(bench));
+    if (object != NULL) {
+        (void)json_object_set_new(object, "open_seconds", json_real((double)info->open_ns * 1e-9));
+        (void)json_object_set_new(object, "weights_mapped", json_boolean(info->weights_mapped));
+    }
     if (object != NULL && o->n_deep > 0) {
         (void)json_object_set_new(object, "deep", deep_json(bench));
     }

@@ -228,22 +228,30 @@ static void pack_words(const firni_group_format *format, const uint8_t *codes, u
     }
 }
 
+/* q8_0 lies in a file as it is packed, but for the order. Loading such a model is little else than this, so it does
+ * without the plain form. */
+static void pack_bytes(const firni_group_format *format, const uint8_t *block, uint8_t *panel_block, uint32_t lane)
+{
+    uint8_t *elements = panel_block + format->header_bytes + (size_t)lane * 2;
+    memcpy(panel_block + (size_t)lane * 2, block, 2);
+    for (uint32_t pair = 0; pair < FIRNI_GROUP / 2; pair++) {
+        memcpy(elements + (size_t)pair * FIRNI_PANEL_ROWS * 2, block + 2 + (size_t)pair * 2, 2);
+    }
+}
+
 void firni_weight_block_pack(firni_weight_type type, const uint8_t *block, uint8_t *panel_block, uint32_t lane)
 {
     const firni_group_format *format = &firni_group_formats[type];
+    if (format->encoding == FIRNI_ENCODING_BYTES) {
+        pack_bytes(format, block, panel_block, lane);
+        return;
+    }
     weight_block b = {.scale = 0};
     read_block(type, block, &b);
     pack_header(format, &b, panel_block, lane);
     for (uint32_t g = 0; g < (uint32_t)format->block_cols / format->group_cols; g++) {
         const uint8_t *codes = b.codes + (size_t)g * format->group_cols;
-        uint8_t *elements = panel_block + format->header_bytes + (size_t)g * format->group_bytes;
-        if (format->encoding == FIRNI_ENCODING_BYTES) {
-            for (uint32_t pair = 0; pair < FIRNI_GROUP / 2; pair++) {
-                memcpy(elements + ((size_t)pair * FIRNI_PANEL_ROWS + lane) * 2, codes + (size_t)pair * 2, 2);
-            }
-            continue;
-        }
-        void *words = elements;
+        void *words = panel_block + format->header_bytes + (size_t)g * format->group_bytes;
         pack_words(format, codes, 0, words, lane);
         pack_words(format, codes, 1, words, lane);
     }

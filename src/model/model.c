@@ -241,6 +241,7 @@ static firn_status open_into(firn_model *model, const firn_model_options *option
 firn_status firn_model_open(const firn_model_options *options, const firn_env *env, firn_model **out, firn_error *err)
 {
     *out = NULL;
+    const uint64_t began_ns = firni_now_ns(env);
     firn_status status = check_options(options, err);
     if (status != FIRN_OK) {
         return status;
@@ -259,6 +260,7 @@ firn_status firn_model_open(const firn_model_options *options, const firn_env *e
         return status;
     }
     fill_info(model);
+    model->info.open_ns = firni_now_ns(env) - began_ns;
     *out = model;
     return FIRN_OK;
 }

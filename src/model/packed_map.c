@@ -26,7 +26,8 @@ struct firni_packed {
     uint32_t next; /* the entry behind the one that was found last */
 };
 
-/* Reserves address space for a piece more, cuts it to where a huge page may begin, and maps the file over it: mmap itself aligns to small pages only. */
+/* Reserves address space for a piece more, cuts it to where a huge page may begin, and maps the file over it: mmap
+ * itself aligns to small pages only. */
 static void *map_aligned(int fd, uint64_t n_bytes)
 {
     const size_t room_bytes = (size_t)firni_round_up(n_bytes, HUGE_PAGE_BYTES) + HUGE_PAGE_BYTES;
