@@ -19,7 +19,8 @@ extern "C" {
 
 typedef struct firn_workers firn_workers;
 
-/* n_threads 1..64, the caller included; 0 means the processors this process may run on. Errors: INVALID, NO_MEMORY, IO
+/* n_threads 1..64, the caller included; 0 means the physical cores that this process may run on and has time for
+ * (affinity, quota of its control group). Errors: INVALID, NO_MEMORY, IO
  * (thread creation). */
 firn_status firn_workers_create(uint32_t n_threads, const firn_env *env, firn_workers **out, firn_error *err);
 void firn_workers_destroy(firn_workers *workers); /* accepts NULL */

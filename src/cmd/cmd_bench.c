@@ -159,7 +159,7 @@ static int run(const firni_command *self, int argc, char **argv)
         { .name = "chunk", .kind = FIRNI_FLAG_U32, .target = &o->n_chunk, .value_name = "TOKENS",
           .help = "prompt tokens of one step", .min = 1, .max = 8192 },
         { .name = "threads", .letter = 't', .kind = FIRNI_FLAG_U32, .target = &f.stack.n_threads, .value_name = "N",
-          .help = "threads of a forward (0: all processors)", .min = 0, .max = 64 },
+          .help = "threads of a forward (0: the cores that it may use)", .min = 0, .max = 64 },
         FIRNI_KV_FLAGS(f.stack.kv, f.stack.kv_group, f.stack.kv_delay_tokens),
         { .name = "kernel", .kind = FIRNI_FLAG_STRING, .target = &f.stack.kernel, .value_name = "NAME",
           .help = "kernel variant (default: the best of this processor)" },

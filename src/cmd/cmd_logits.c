@@ -218,7 +218,7 @@ static int run_logits(const firni_command *self, int argc, char **argv)
         { .name = "chunk", .kind = FIRNI_FLAG_U32, .target = &f.chunk, .value_name = "TOKENS",
           .help = "tokens per forward; changes no bits", .min = 1, .max = CHUNK_MAX },
         { .name = "threads", .kind = FIRNI_FLAG_U32, .target = &f.n_threads, .value_name = "N",
-          .help = "threads, 0 for all processors; changes no bits", .min = 0, .max = 64 },
+          .help = "threads, 0 for the cores that it may use; changes no bits", .min = 0, .max = 64 },
         FIRNI_KV_FLAGS(f.kv, f.kv_group, f.kv_delay_tokens),
         { .name = "kernel", .kind = FIRNI_FLAG_STRING, .target = &f.kernel, .value_name = "NAME",
           .help = "kernel variant (scalar, avx2, ...); the best of this processor when absent" },

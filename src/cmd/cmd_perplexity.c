@@ -175,7 +175,7 @@ static int run_perplexity(const firni_command *self, int argc, char **argv)
         { .name = "max-tokens", .kind = FIRNI_FLAG_U32, .target = &f.n_tokens_max, .value_name = "N",
           .help = "score no more than the first N tokens of the text", .min = 1, .max = UINT32_MAX },
         { .name = "threads", .kind = FIRNI_FLAG_U32, .target = &f.n_threads, .value_name = "N",
-          .help = "threads, 0 for all processors; changes no bits", .min = 0, .max = 64 },
+          .help = "threads, 0 for the cores that it may use; changes no bits", .min = 0, .max = 64 },
         FIRNI_KV_FLAGS(f.kv, f.kv_group, f.kv_delay_tokens),
         { .name = "kernel", .kind = FIRNI_FLAG_STRING, .target = &f.kernel, .value_name = "NAME",
           .help = "kernel variant (scalar, avx2, ...); the best of this processor when absent" },

@@ -14,7 +14,7 @@ typedef struct firni_single_row {
     firn_cache **caches; /* one per layer of the schema, with one row each */
 } firni_single_row;
 
-/* options->workers and max_rows are filled in; 0 threads: all processors. The pool grows with what the row needs. After a
+/* options->workers and max_rows are filled in; 0 threads: all cores. The pool grows with what the row needs. After a
  * failure, too, the row is to be closed. Errors: those of firn_model_open, NO_MEMORY. */
 firn_status firni_single_row_open(firni_single_row *row, const firn_model_options *options, uint32_t n_threads,
                                   const firn_env *env, firn_error *err);

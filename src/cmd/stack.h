@@ -22,7 +22,7 @@
 /* All zero means the defaults. The strings are borrowed during firni_stack_open() only. */
 typedef struct firni_stack_options {
     const char *model_path;      /* NULL: the built-in model */
-    uint32_t n_threads;          /* 0: the processors this process may run on */
+    uint32_t n_threads;          /* 0: the physical cores this process may use */
     uint32_t ctx_tokens_max;     /* 0: the model's training context */
     uint32_t batch_rows_max;     /* 0: 16 */
     uint32_t chunk_tokens_max;   /* 0: 256 */
@@ -69,7 +69,7 @@ typedef struct firni_stack_options {
     { .name = "model", .letter = 'm', .kind = FIRNI_FLAG_STRING, .target = &(o).model_path, .value_name = "FILE",      \
       .help = "GGUF model to load (default: the built-in one)" },                                                      \
     { .name = "threads", .letter = 't', .kind = FIRNI_FLAG_U32, .target = &(o).n_threads, .value_name = "N",           \
-      .help = "threads of a forward (0: all processors)", .min = 0, .max = 64 },                                       \
+      .help = "threads of a forward (0: the cores that it may use)", .min = 0, .max = 64 },                            \
     { .name = "ctx", .letter = 'c', .kind = FIRNI_FLAG_U32, .target = &(o).ctx_tokens_max, .value_name = "TOKENS",     \
       .help = "most tokens of one request, prompt and answer (0: as trained)", .min = 0, .max = 16777216 },            \
     { .name = "max-batch", .kind = FIRNI_FLAG_U32, .target = &(o).batch_rows_max, .value_name = "ROWS",                \
