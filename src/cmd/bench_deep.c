@@ -1,6 +1,6 @@
 /*
- * Decode of one row at the end of a long context, whose state is made up (bench_rows.c): without the minutes that reading
- * one would take, and for several depths in turn.
+ * Decode of one row at the end of a long context, whose state is made up (bench_rows.c): without the minutes that
+ * reading one would take, and for several depths in turn.
  */
 #include <string.h>
 

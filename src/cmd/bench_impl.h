@@ -9,12 +9,17 @@
  *   bench_resume.c   time to first token after a restart: the same prompt, its continuation, a branch
  *   bench_request.c  one request through an engine
  *   bench_busy.c     rows that decode meanwhile, and the memory of the process
+ *   bench_watch.c    rows that decode meanwhile, and when each of their tokens came
  *   bench_beside.c   a long prompt beside rows that decode
+ *   bench_saving.c   a conversation saved and restored beside rows that decode
+ *   bench_shared.c   users who share a prompt and come back in turn
+ *   bench_sampling.c what a step spends beside its forward
  *   bench_draft.c    decode through the engine, plain and with guesses
  *   bench_memory.c   what this machine can stream from memory: the bound of decode
  *   bench_multiply.c what this machine can multiply: the bound of prefill
  *   bench_files.c    what this machine can read from the cache's own files: the bound of a restore
  *   bench_report.c   table and JSON
+ *   bench_report_engine.c  the same for what rows and users get from the engine
  *
  * Every measurement checks its result before it is timed, and every ratio compares two things of the same run.
  */
@@ -55,6 +60,9 @@ typedef struct firni_bench_options {
     uint32_t n_ttft;        /* 0: no time to first token */
     uint32_t n_resume;      /* tokens of the prompt of a restart; 0: no restarts */
     uint32_t n_beside;      /* tokens of a prompt beside rows that decode; 0: none */
+    uint32_t n_saving;      /* tokens of a conversation that is saved and restored beside such rows; 0: none */
+    uint32_t n_shared;      /* tokens that users share; 0: none */
+    bool measures_sampling;
     uint64_t max_itl_ns;    /* of these rows, see firn_engine_options */
     uint32_t n_draft;       /* tokens of the answers that compare speculation with plain decoding; 0: no */
     bool draft_always;      /* see firn_engine_options */
@@ -115,6 +123,40 @@ typedef struct firni_bench_beside {
     firni_sample beside_median, beside_p99; /* while it was read */
 } firni_bench_beside;
 
+/* A conversation, and two rows that decode. */
+typedef struct firni_bench_saving {
+    uint32_t n_tokens;
+    uint64_t written_bytes, read_bytes;
+    firni_sample step_seconds;      /* median of the rows, before */
+    firni_sample save_seconds, restore_seconds; /* until it is durable; until its first token */
+    firni_sample quiet_lost;        /* steps of each row in as long a time with nothing beside */
+    firni_sample save_lost, restore_lost;       /* steps that each row lost meanwhile */
+    firni_sample save_longest, restore_longest; /* steps' times between two tokens of a row, at most */
+} firni_bench_saving;
+
+#define FIRNI_BENCH_USERS 4u
+
+/* Users who share the first n_tokens of their prompts, and add n_own in each of two turns. */
+typedef struct firni_bench_shared {
+    uint32_t n_tokens, n_own;
+    firni_sample first_seconds;     /* to the first token of the first user's first turn: all is computed */
+    firni_sample joined_seconds[FIRNI_BENCH_USERS - 1]; /* of the others' */
+    firni_sample back_seconds[FIRNI_BENCH_USERS];       /* of the second turns */
+    uint32_t back_computed_tokens;  /* of these: the most of all runs */
+    uint64_t held_bytes;            /* by all of them after their first turns */
+    uint64_t user_bytes;            /* by the first after its own */
+} firni_bench_shared;
+
+#define FIRNI_BENCH_SAMPLINGS 6u
+
+/* One way to choose tokens. */
+typedef struct firni_bench_sampling {
+    const char *name;
+    uint32_t n_rows;
+    firni_sample step_seconds;
+    firni_sample other_seconds;     /* of it, what was not forward */
+} firni_bench_sampling;
+
 #define FIRNI_BENCH_DRAFT_TEXTS 2u
 
 /* One text, decoded plainly and with guesses. */
@@ -139,10 +181,15 @@ typedef struct firni_bench {
     firni_bench_ttft ttft;
     firni_bench_resume resume;
     firni_bench_beside beside;
+    firni_bench_saving saving;
+    firni_bench_shared shared;
+    firni_bench_sampling sampling[FIRNI_BENCH_SAMPLINGS];
     firni_bench_draft draft[FIRNI_BENCH_DRAFT_TEXTS];
 } firni_bench;
 
-/* ---- bench_rows.c: caches[n_layers], NULL where there is none; what a call that failed has left is cleared, too ---- */
+/* ---- bench_rows.c ---- */
+
+/* caches: [n_layers], NULL where there is none. What a call that failed has left there is to be cleared, too. */
 
 /* One row, of n_made_up tokens (>= 0). UNSUPPORTED for layers whose state cannot be made up. */
 firn_status firni_bench_row_begin(const firni_bench *bench, uint64_t seed, uint32_t n_made_up, firn_cache **caches,
@@ -168,6 +215,8 @@ typedef struct firni_bench_answer {
     uint32_t n_max;
     uint32_t n_tokens;
     firn_usage usage;
+    bool is_fresh;                  /* to be computed without the cache, and left out of it */
+    bool is_ram_only;               /* to be kept in RAM alone */
 } firni_bench_answer;
 
 /* Runs the prompt for exactly n_max tokens and waits. Errors: the request's own. */
@@ -205,6 +254,25 @@ firn_status firni_bench_rows_start(firni_bench_rows *rows, const firni_bench *be
 void firni_bench_rows_stop(firni_bench_rows *rows);
 double firni_bench_rows_rate(firni_bench_rows *rows, const firn_env *env, uint64_t for_ns); /* tokens/s, of all */
 
+/* ---- bench_watch.c ---- */
+
+#define FIRNI_BENCH_WATCH_TOKENS_MAX 8192u /* of each row and its prompt: the context that the engine needs at least */
+
+typedef struct firni_bench_watch firni_bench_watch;
+
+firn_status firni_bench_watch_create(const firni_bench *bench, firni_bench_watch **out, firn_error *err);
+void firni_bench_watch_destroy(firni_bench_watch *watch); /* accepts NULL; stop it before */
+/* Forgets what it has seen, and returns when the 1..8 rows have decoded for a while. Stop them also after an error. */
+firn_status firni_bench_watch_start(firni_bench_watch *watch, firn_engine *engine, uint32_t n_rows,
+                                    const firn_sampling *sampling, uint32_t n_logprobs, firn_error *err);
+/* STATE when a row ended before. What was seen can still be asked for. */
+firn_status firni_bench_watch_stop(firni_bench_watch *watch, firn_error *err);
+/* Of the times between two tokens of a row that ended in (from_ns, to_ns], in seconds; 0 when there are none. */
+double firni_bench_watch_quantile(firni_bench_watch *watch, uint64_t from_ns, uint64_t to_ns, double share);
+double firni_bench_watch_mean(firni_bench_watch *watch, uint64_t from_ns, uint64_t to_ns);
+/* Tokens that a row heard less than it would have, one each step_seconds. */
+double firni_bench_watch_lost(firni_bench_watch *watch, uint64_t from_ns, uint64_t to_ns, double step_seconds);
+
 /* Resident memory at one moment, to tell how far its peak rose above what the pool's blocks account for. */
 typedef struct firni_bench_memory {
     bool is_known;
@@ -225,6 +293,12 @@ firn_status firni_bench_measure_ttft(firni_bench *bench, firn_error *err);
 firn_status firni_bench_measure_resume(firni_bench *bench, firn_error *err);
 /* Fills beside. */
 firn_status firni_bench_measure_beside(firni_bench *bench, firn_error *err);
+/* Fills saving. */
+firn_status firni_bench_measure_saving(firni_bench *bench, firn_error *err);
+/* Fills shared. */
+firn_status firni_bench_measure_shared(firni_bench *bench, firn_error *err);
+/* Fills sampling. */
+firn_status firni_bench_measure_sampling(firni_bench *bench, firn_error *err);
 /* Fills draft. */
 firn_status firni_bench_measure_draft(firni_bench *bench, firn_error *err);
 /* Adds n_runs readings of a buffer larger than any cache to stream_rate. */

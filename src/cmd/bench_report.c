@@ -6,9 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include <jansson.h>
-
-#include "cmd/bench_impl.h"
+#include "cmd/bench_report_impl.h"
 
 /* ---- samples ---------------------------------------------------------------------------------------------------- */
 
@@ -52,7 +50,7 @@ double firni_sample_max(const firni_sample *sample)
     return most;
 }
 
-static double ratio(double a, double b)
+double firni_bench_ratio(double a, double b)
 {
     return b > 0.0 ? a / b : 0.0;
 }
@@ -61,20 +59,20 @@ static double ratio(double a, double b)
 static double stream_share(const firni_bench *bench, const firni_bench_decode *decode)
 {
     const double steps_per_second = firni_sample_median(&decode->tokens_per_second) / decode->n_rows;
-    return ratio((double)decode->step_bytes * steps_per_second, firni_sample_median(&bench->stream_rate));
+    return firni_bench_ratio((double)decode->step_bytes * steps_per_second, firni_sample_median(&bench->stream_rate));
 }
 
 /* Products of weights in a prefill, as a share of what the register tile does with nothing to wait for. */
 static double multiply_share(const firni_bench *bench)
 {
-    const double seconds = ratio(bench->options.n_prompt, firni_sample_median(&bench->prefill_rate));
-    return ratio(ratio(2.0 * (double)bench->prefill_multiply_adds, seconds), firni_sample_median(&bench->multiply_rate));
+    const double seconds = firni_bench_ratio(bench->options.n_prompt, firni_sample_median(&bench->prefill_rate));
+    return firni_bench_ratio(firni_bench_ratio(2.0 * (double)bench->prefill_multiply_adds, seconds),
+                             firni_sample_median(&bench->multiply_rate));
 }
 
 /* ---- table ------------------------------------------------------------------------------------------------------ */
 
-/* One measurement; the caller adds what it is compared with and ends the line. */
-static void print_row(const char *what, const firni_sample *sample, double unit, const char *unit_name)
+void firni_bench_print_row(const char *what, const firni_sample *sample, double unit, const char *unit_name)
 {
     (void)printf("  %-28s %10.4g %-8s  %.4g .. %.4g", what, firni_sample_median(sample) / unit, unit_name,
                  firni_sample_min(sample) / unit, firni_sample_max(sample) / unit);
@@ -86,40 +84,42 @@ static void print_ttft(const firni_bench_ttft *t)
     const double cold = firni_sample_median(&t->cold_seconds);
     (void)printf("\ntime to first token of %" PRIu32 " tokens (the %" PRIu32 " tokens of the answers are equal)\n",
                  t->n_tokens, t->n_answer);
-    print_row("cold", &t->cold_seconds, 1.0, "s");
+    firni_bench_print_row("cold", &t->cold_seconds, 1.0, "s");
     (void)printf("\n");
-    print_row("from RAM", &t->ram_seconds, 1.0, "s");
+    firni_bench_print_row("from RAM", &t->ram_seconds, 1.0, "s");
     (void)printf("   %.2f %% of cold; %" PRIu32 " tokens cached\n",
-                 100.0 * ratio(firni_sample_median(&t->ram_seconds), cold), t->ram_tokens);
-    print_row("from disk, after reopening", &t->disk_seconds, 1.0, "s");
+                 100.0 * firni_bench_ratio(firni_sample_median(&t->ram_seconds), cold), t->ram_tokens);
+    firni_bench_print_row("from disk, after reopening", &t->disk_seconds, 1.0, "s");
     (void)printf("   %.2f %% of cold; %" PRIu32 " tokens, %s\n",
-                 100.0 * ratio(firni_sample_median(&t->disk_seconds), cold), t->disk_tokens,
+                 100.0 * firni_bench_ratio(firni_sample_median(&t->disk_seconds), cold), t->disk_tokens,
                  firni_cmd_size_text(t->restored_bytes, size));
     if (t->extra_share.n > 0) {
         (void)printf("  %-28s %10.2f %% of these bytes above them, at the peak\n", "memory of a restore",
                      100.0 * firni_sample_median(&t->extra_share));
     }
     if (t->busy_seconds.n > 0) {
-        print_row("from disk, 4 rows decoding", &t->busy_seconds, 1.0, "s");
+        firni_bench_print_row("from disk, 4 rows decoding", &t->busy_seconds, 1.0, "s");
         (void)printf("   they keep %.0f %% of their rate meanwhile\n", 100.0 * firni_sample_median(&t->busy_share));
     }
-    print_row("restore rate", &t->restore_rate, 1e9, "GB/s");
+    firni_bench_print_row("restore rate", &t->restore_rate, 1e9, "GB/s");
     (void)printf("   %.0f %% of the plain read\n",
-                 100.0 * ratio(firni_sample_median(&t->restore_rate), firni_sample_median(&t->raw_rate)));
-    print_row(t->is_direct ? "plain direct read of files" : "plain read, cache dropped", &t->raw_rate, 1e9, "GB/s");
+                 100.0 * firni_bench_ratio(firni_sample_median(&t->restore_rate), firni_sample_median(&t->raw_rate)));
+    firni_bench_print_row(t->is_direct ? "plain direct read of files" : "plain read, cache dropped", &t->raw_rate, 1e9,
+                          "GB/s");
     (void)printf("\n");
 }
 
 static void print_deep(const firni_bench *bench)
 {
     char size[FIRNI_SIZE_TEXT_BYTES], what[64];
-    (void)printf("\ndecode of %" PRIu32 " tokens at the end of long contexts, kv %s (made-up state: random keys and values in the "
+    (void)printf("\ndecode of %" PRIu32
+                 " tokens at the end of long contexts, kv %s (made-up state: random keys and values in the "
                  "form they are stored in,\nwhich nobody computed; a step's work depends on how many there are)\n",
                  bench->options.n_gen, firn_model_get_info(bench->stack->model)->kv);
     for (uint32_t i = 0; i < bench->options.n_deep; i++) {
         const firni_bench_deep *deep = &bench->deep[i];
         (void)snprintf(what, sizeof what, "at %" PRIu32 " tokens", deep->n_depth);
-        print_row(what, &deep->tokens_per_second, 1.0, "tok/s");
+        firni_bench_print_row(what, &deep->tokens_per_second, 1.0, "tok/s");
         (void)printf("   %" PRIu64 " bytes of state a token; %s a row\n", deep->token_bytes,
                      firni_cmd_size_text(deep->row_bytes, size));
     }
@@ -127,55 +127,39 @@ static void print_deep(const firni_bench *bench)
 
 static const char *const turn_names[FIRNI_BENCH_TURNS] = { "same prompt", "continuation", "branch" };
 
-/* The rows' slowest tokens against what is usual for them, and the prompt's time against its time alone. */
-static void print_beside(const firni_bench_beside *b)
-{
-    const double quiet = firni_sample_median(&b->quiet_median);
-    char what[48];
-    (void)snprintf(what, sizeof what, "ttft %" PRIu32 ", alone", b->n_tokens);
-    print_row(what, &b->alone_seconds, 1.0, "s");
-    (void)printf("\n");
-    print_row("  beside 2 rows", &b->beside_seconds, 1.0, "s");
-    (void)printf("   %.2f of alone\n",
-                 ratio(firni_sample_median(&b->beside_seconds), firni_sample_median(&b->alone_seconds)));
-    print_row("  rows' step before", &b->quiet_median, 1e-3, "ms");
-    (void)printf("\n");
-    print_row("  meanwhile, median", &b->beside_median, 1e-3, "ms");
-    (void)printf("   %.2f of before\n", ratio(firni_sample_median(&b->beside_median), quiet));
-    print_row("  meanwhile, 99 of 100", &b->beside_p99, 1e-3, "ms");
-    (void)printf("   %.2f of before\n", ratio(firni_sample_median(&b->beside_p99), quiet));
-}
-
 static void print_resume(const firni_bench_resume *r)
 {
-    (void)printf("\ntime to first token after a restart: a prompt of %" PRIu32 " tokens, its continuation (the answer of %"
-                 PRIu32 " and %" PRIu32 " more), a branch (%" PRIu32 " cut, %" PRIu32 " new)\n", r->n_prompt, r->n_answer,
-                 r->n_new, r->n_cut, r->n_new);
-    print_row("cold", &r->cold_seconds, 1.0, "s");
+    (void)printf("\ntime to first token after a restart: a prompt of %" PRIu32
+                 " tokens, its continuation (the answer of %" PRIu32 " and %" PRIu32 " more), a branch (%" PRIu32
+                 " cut, %" PRIu32 " new)\n",
+                 r->n_prompt, r->n_answer, r->n_new, r->n_cut, r->n_new);
+    firni_bench_print_row("cold", &r->cold_seconds, 1.0, "s");
     (void)printf("\n");
     for (uint32_t turn = 0; turn < FIRNI_BENCH_TURNS; turn++) {
-        print_row(turn_names[turn], &r->seconds[turn], 1.0, "s");
-        (void)printf("   %" PRIu32 " of %" PRIu32 " tokens computed\n", r->computed_tokens[turn], r->prompt_tokens[turn]);
+        firni_bench_print_row(turn_names[turn], &r->seconds[turn], 1.0, "s");
+        (void)printf("   %" PRIu32 " of %" PRIu32 " tokens computed\n", r->computed_tokens[turn],
+                     r->prompt_tokens[turn]);
     }
 }
 
 static void print_draft(const firni_bench *bench)
 {
     const firn_model *drafter = bench->stack->draft_model;
-    (void)printf("\ndecode of %" PRIu32 " tokens with guesses from %s (the answers are equal)\n", bench->options.n_draft,
-                 drafter != NULL ? firn_model_get_info(drafter)->name : "the text");
+    (void)printf("\ndecode of %" PRIu32 " tokens with guesses from %s (the answers are equal)\n",
+                 bench->options.n_draft, drafter != NULL ? firn_model_get_info(drafter)->name : "the text");
     for (uint32_t i = 0; i < FIRNI_BENCH_DRAFT_TEXTS; i++) {
         const firni_bench_draft *d = &bench->draft[i];
         char what[64];
         (void)snprintf(what, sizeof what, "%s, plain", d->name);
-        print_row(what, &d->plain_rate, 1.0, "tok/s");
+        firni_bench_print_row(what, &d->plain_rate, 1.0, "tok/s");
         (void)snprintf(what, sizeof what, "%s, guessing", d->name);
         (void)printf("\n");
-        print_row(what, &d->drafted_rate, 1.0, "tok/s");
-        (void)printf("   %.2f times plain (%.2f .. %.2f); %" PRIu64 " of %" PRIu64 " guesses held, %.2f tokens a round\n",
+        firni_bench_print_row(what, &d->drafted_rate, 1.0, "tok/s");
+        (void)printf("   %.2f times plain (%.2f .. %.2f); %" PRIu64 " of %" PRIu64
+                     " guesses held, %.2f tokens a round\n",
                      firni_sample_median(&d->ratio), firni_sample_min(&d->ratio), firni_sample_max(&d->ratio),
                      d->usage.accepted_tokens, d->usage.drafted_tokens,
-                     ratio((double)d->usage.round_tokens, (double)d->usage.n_rounds));
+                     firni_bench_ratio((double)d->usage.round_tokens, (double)d->usage.n_rounds));
     }
 }
 
@@ -193,13 +177,13 @@ void firni_bench_print(const firni_bench *bench)
     (void)printf("median of %" PRIu32 " runs, least .. most; depth %" PRIu32 "%s%s, chunk %" PRIu32 "\n\n", o->n_runs,
                  o->n_depth, o->is_depth_made_up ? " of made-up state" : "",
                  o->shares_depth ? " shared by all rows" : "", o->n_chunk);
-    print_row("memory, streaming read", &bench->stream_rate, 1e9, "GB/s");
+    firni_bench_print_row("memory, streaming read", &bench->stream_rate, 1e9, "GB/s");
     (void)printf("\n");
-    print_row("multiply, from first cache", &bench->multiply_rate, 1e9, "GOP/s");
+    firni_bench_print_row("multiply, from first cache", &bench->multiply_rate, 1e9, "GOP/s");
     (void)printf("\n");
     if (bench->prefill_rate.n > 0) {
         (void)snprintf(what, sizeof what, "prefill %" PRIu32, o->n_prompt);
-        print_row(what, &bench->prefill_rate, 1.0, "tok/s");
+        firni_bench_print_row(what, &bench->prefill_rate, 1.0, "tok/s");
         (void)printf("   multiplies at %.0f %% of the multiply\n", 100.0 * multiply_share(bench));
     }
     for (uint32_t i = 0; i < o->n_batches; i++) {
@@ -208,7 +192,7 @@ void firni_bench_print(const firni_bench *bench)
             continue;
         }
         (void)snprintf(what, sizeof what, "decode %" PRIu32 ", batch %" PRIu32, o->n_gen, decode->n_rows);
-        print_row(what, &decode->tokens_per_second, 1.0, "tok/s");
+        firni_bench_print_row(what, &decode->tokens_per_second, 1.0, "tok/s");
         (void)printf("   %.4g per row; reads at %.0f %% of streaming\n",
                      firni_sample_median(&decode->tokens_per_second) / decode->n_rows,
                      100.0 * stream_share(bench, decode));
@@ -222,9 +206,7 @@ void firni_bench_print(const firni_bench *bench)
     if (o->n_resume > 0) {
         print_resume(&bench->resume);
     }
-    if (o->n_beside > 0) {
-        print_beside(&bench->beside);
-    }
+    firni_bench_print_engine(bench);
     if (o->n_draft > 0) {
         print_draft(bench);
     }
@@ -232,7 +214,7 @@ void firni_bench_print(const firni_bench *bench)
 
 /* ---- JSON ------------------------------------------------------------------------------------------------------- */
 
-static json_t *sample_json(const firni_sample *sample)
+json_t *firni_bench_sample_json(const firni_sample *sample)
 {
     return json_pack("{s:f, s:f, s:f, s:i}", "median", firni_sample_median(sample), "min", firni_sample_min(sample),
                      "max", firni_sample_max(sample), "runs", (int)sample->n);
@@ -249,7 +231,7 @@ static json_t *decode_json(const firni_bench *bench)
             (void)json_array_append_new(
                 array, json_pack("{s:I, s:I, s:o, s:I, s:f}", "batch", (json_int_t)decode->n_rows, "tokens",
                                  (json_int_t)bench->options.n_gen, "tokens_per_second",
-                                 sample_json(&decode->tokens_per_second), "step_bytes",
+                                 firni_bench_sample_json(&decode->tokens_per_second), "step_bytes",
                                  (json_int_t)decode->step_bytes, "stream_share", stream_share(bench, decode)));
         }
     }
@@ -265,7 +247,7 @@ static json_t *deep_json(const firni_bench *bench)
             array, json_pack("{s:I, s:b, s:I, s:I, s:I, s:o}", "depth_tokens", (json_int_t)deep->n_depth,
                              "state_is_made_up", 1, "tokens", (json_int_t)bench->options.n_gen, "token_bytes",
                              (json_int_t)deep->token_bytes, "row_bytes", (json_int_t)deep->row_bytes,
-                             "tokens_per_second", sample_json(&deep->tokens_per_second)));
+                             "tokens_per_second", firni_bench_sample_json(&deep->tokens_per_second)));
     }
     return array;
 }
@@ -276,37 +258,26 @@ static json_t *ttft_json(const firni_bench_ttft *t)
     return json_pack(
         "{s:I, s:I, s:o, s:o, s:o, s:I, s:I, s:I, s:o, s:o, s:b, s:f, s:f, s:f, s:o, s:o, s:o}", "prompt_tokens",
         (json_int_t)t->n_tokens, "answer_tokens_compared", (json_int_t)t->n_answer, "cold_seconds",
-        sample_json(&t->cold_seconds), "ram_seconds", sample_json(&t->ram_seconds), "disk_seconds",
-        sample_json(&t->disk_seconds), "ram_tokens", (json_int_t)t->ram_tokens, "disk_tokens",
-        (json_int_t)t->disk_tokens, "restored_bytes", (json_int_t)t->restored_bytes, "restore_bytes_per_second",
-        sample_json(&t->restore_rate), "raw_read_bytes_per_second", sample_json(&t->raw_rate), "raw_read_is_direct",
-        (int)t->is_direct, "ram_to_cold", ratio(firni_sample_median(&t->ram_seconds), cold), "disk_to_cold",
-        ratio(firni_sample_median(&t->disk_seconds), cold), "restore_to_raw",
-        ratio(firni_sample_median(&t->restore_rate), firni_sample_median(&t->raw_rate)), "busy_disk_seconds",
-        sample_json(&t->busy_seconds), "busy_rate_kept", sample_json(&t->busy_share), "restore_memory_extra",
-        sample_json(&t->extra_share));
-}
-
-static json_t *beside_json(const firni_bench_beside *b)
-{
-    return json_pack("{s:I, s:o, s:o, s:o, s:o, s:o, s:f, s:f}", "prompt_tokens", (json_int_t)b->n_tokens,
-                     "alone_seconds", sample_json(&b->alone_seconds), "beside_seconds", sample_json(&b->beside_seconds),
-                     "rows_before_median_seconds", sample_json(&b->quiet_median), "rows_median_seconds",
-                     sample_json(&b->beside_median), "rows_p99_seconds", sample_json(&b->beside_p99),
-                     "beside_to_alone",
-                     ratio(firni_sample_median(&b->beside_seconds), firni_sample_median(&b->alone_seconds)),
-                     "rows_p99_to_before",
-                     ratio(firni_sample_median(&b->beside_p99), firni_sample_median(&b->quiet_median)));
+        firni_bench_sample_json(&t->cold_seconds), "ram_seconds", firni_bench_sample_json(&t->ram_seconds),
+        "disk_seconds", firni_bench_sample_json(&t->disk_seconds), "ram_tokens", (json_int_t)t->ram_tokens,
+        "disk_tokens", (json_int_t)t->disk_tokens, "restored_bytes", (json_int_t)t->restored_bytes,
+        "restore_bytes_per_second", firni_bench_sample_json(&t->restore_rate), "raw_read_bytes_per_second",
+        firni_bench_sample_json(&t->raw_rate), "raw_read_is_direct", (int)t->is_direct, "ram_to_cold",
+        firni_bench_ratio(firni_sample_median(&t->ram_seconds), cold), "disk_to_cold",
+        firni_bench_ratio(firni_sample_median(&t->disk_seconds), cold), "restore_to_raw",
+        firni_bench_ratio(firni_sample_median(&t->restore_rate), firni_sample_median(&t->raw_rate)),
+        "busy_disk_seconds", firni_bench_sample_json(&t->busy_seconds), "busy_rate_kept",
+        firni_bench_sample_json(&t->busy_share), "restore_memory_extra", firni_bench_sample_json(&t->extra_share));
 }
 
 static json_t *resume_json(const firni_bench_resume *r)
 {
     json_t *object = json_pack("{s:I, s:o}", "prompt_tokens", (json_int_t)r->n_prompt, "cold_seconds",
-                               sample_json(&r->cold_seconds));
+                               firni_bench_sample_json(&r->cold_seconds));
     for (uint32_t turn = 0; turn < FIRNI_BENCH_TURNS; turn++) {
         (void)json_object_set_new(object, turn_names[turn],
-                                  json_pack("{s:o, s:I, s:I}", "seconds", sample_json(&r->seconds[turn]), "tokens",
-                                            (json_int_t)r->prompt_tokens[turn], "computed_tokens",
+                                  json_pack("{s:o, s:I, s:I}", "seconds", firni_bench_sample_json(&r->seconds[turn]),
+                                            "tokens", (json_int_t)r->prompt_tokens[turn], "computed_tokens",
                                             (json_int_t)r->computed_tokens[turn]));
     }
     return object;
@@ -318,12 +289,14 @@ static json_t *draft_json(const firni_bench *bench)
     for (uint32_t i = 0; i < FIRNI_BENCH_DRAFT_TEXTS; i++) {
         const firni_bench_draft *d = &bench->draft[i];
         (void)json_array_append_new(
-            array, json_pack("{s:s, s:I, s:o, s:o, s:o, s:I, s:I, s:I, s:f}", "text", d->name, "tokens",
-                             (json_int_t)bench->options.n_draft, "plain_tokens_per_second", sample_json(&d->plain_rate),
-                             "drafted_tokens_per_second", sample_json(&d->drafted_rate), "drafted_to_plain",
-                             sample_json(&d->ratio), "rounds", (json_int_t)d->usage.n_rounds, "drafted",
-                             (json_int_t)d->usage.drafted_tokens, "accepted", (json_int_t)d->usage.accepted_tokens,
-                             "tokens_per_round", ratio((double)d->usage.round_tokens, (double)d->usage.n_rounds)));
+            array,
+            json_pack("{s:s, s:I, s:o, s:o, s:o, s:I, s:I, s:I, s:f}", "text", d->name, "tokens",
+                      (json_int_t)bench->options.n_draft, "plain_tokens_per_second",
+                      firni_bench_sample_json(&d->plain_rate), "drafted_tokens_per_second",
+                      firni_bench_sample_json(&d->drafted_rate), "drafted_to_plain", firni_bench_sample_json(&d->ratio),
+                      "rounds", (json_int_t)d->usage.n_rounds, "drafted", (json_int_t)d->usage.drafted_tokens,
+                      "accepted", (json_int_t)d->usage.accepted_tokens, "tokens_per_round",
+                      firni_bench_ratio((double)d->usage.round_tokens, (double)d->usage.n_rounds)));
     }
     return array;
 }
@@ -332,17 +305,17 @@ int firni_bench_print_json(const firni_bench *bench)
 {
     const firni_bench_options *o = &bench->options;
     const firn_model_info *info = firn_model_get_info(bench->stack->model);
-    json_t *object = json_pack(
-        "{s:{s:s, s:s, s:s, s:I, s:I, s:s}, s:I, s:s, s:I, s:I, s:b, s:b, s:I, s:o, s:o, s:o, s:f, s:o}", "model", "name", info->name,
-        "architecture", info->architecture, "weight_type", info->weight_type, "parameters",
-        (json_int_t)info->n_params, "packed_bytes", (json_int_t)info->weight_bytes, "kv_dtype",
-        info->kv, "threads",
-        (json_int_t)firn_workers_count(bench->stack->workers), "kernel", info->kernel, "prompt_tokens",
-        (json_int_t)o->n_prompt, "depth_tokens", (json_int_t)o->n_depth, "depth_is_shared", (int)o->shares_depth, "depth_is_made_up", (int)o->is_depth_made_up,
-        "chunk_tokens", (json_int_t)o->n_chunk, "stream_bytes_per_second", sample_json(&bench->stream_rate),
-        "multiply_operations_per_second", sample_json(&bench->multiply_rate), "prefill_tokens_per_second",
-        sample_json(&bench->prefill_rate), "prefill_multiply_share", multiply_share(bench), "decode",
-        decode_json(bench));
+    json_t *object =
+        json_pack("{s:{s:s, s:s, s:s, s:I, s:I, s:s}, s:I, s:s, s:I, s:I, s:b, s:b, s:I, s:o, s:o, s:o, s:f, s:o}",
+                  "model", "name", info->name, "architecture", info->architecture, "weight_type", info->weight_type,
+                  "parameters", (json_int_t)info->n_params, "packed_bytes", (json_int_t)info->weight_bytes, "kv_dtype",
+                  info->kv, "threads", (json_int_t)firn_workers_count(bench->stack->workers), "kernel", info->kernel,
+                  "prompt_tokens", (json_int_t)o->n_prompt, "depth_tokens", (json_int_t)o->n_depth, "depth_is_shared",
+                  (int)o->shares_depth, "depth_is_made_up", (int)o->is_depth_made_up, "chunk_tokens",
+                  (json_int_t)o->n_chunk, "stream_bytes_per_second", firni_bench_sample_json(&bench->stream_rate),
+                  "multiply_operations_per_second", firni_bench_sample_json(&bench->multiply_rate),
+                  "prefill_tokens_per_second", firni_bench_sample_json(&bench->prefill_rate), "prefill_multiply_share",
+                  multiply_share(bench), "decode", decode_json(bench));
     if (object != NULL) {
         (void)json_object_set_new(object, "open_seconds", json_real((double)info->open_ns * 1e-9));
         (void)json_object_set_new(object, "weights_mapped", json_boolean(info->weights_mapped));
@@ -353,8 +326,8 @@ int firni_bench_print_json(const firni_bench *bench)
     if (object != NULL && o->n_ttft > 0) {
         (void)json_object_set_new(object, "ttft", ttft_json(&bench->ttft));
     }
-    if (o->n_beside > 0 && object != NULL) {
-        (void)json_object_set_new(object, "beside", beside_json(&bench->beside));
+    if (object != NULL) {
+        firni_bench_add_engine_json(bench, object);
     }
     if (o->n_resume > 0 && object != NULL) {
         (void)json_object_set_new(object, "resume", resume_json(&bench->resume));

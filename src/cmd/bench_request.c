@@ -43,6 +43,8 @@ firn_status firni_bench_ask(firn_engine *engine, const firn_token *prompt, uint3
         .n_prompt = n_prompt,
         .max_tokens = answer->n_max,
         .ignore_end = true,
+        .no_cache = answer->is_fresh,
+        .cache = { .store = answer->is_ram_only ? FIRN_STORE_RAM : FIRN_STORE_DISK },
         .on_event = on_event,
         .ctx = &w,
     };

@@ -3,9 +3,9 @@
  *
  * State is made up where reading its tokens would take minutes: keys and values are random numbers that are appended to
  * every layer as a forward would append them, so they take the storage form, the blocks and the memory that they would
- * have; a recurrent state is zero. What a step does depends on how much state there is, not on what it says. Numbers are
- * of ordinary size, so that nothing is slow or fast for their sake. The text that comes out is of no meaning; it must
- * be the same in every run.
+ * have; a recurrent state is zero. What a step does depends on how much state there is, not on what it says. Numbers
+ * are of ordinary size, so that nothing is slow or fast for their sake. The text that comes out is of no meaning; it
+ * must be the same in every run.
  */
 #include <string.h>
 
@@ -28,7 +28,8 @@ void firni_bench_row_clear(const firni_bench *bench, firn_cache **caches)
     }
 }
 
-firn_status firni_bench_row_copy(const firni_bench *bench, firn_cache *const *from, firn_cache **caches, firn_error *err)
+firn_status firni_bench_row_copy(const firni_bench *bench, firn_cache *const *from, firn_cache **caches,
+                                 firn_error *err)
 {
     firn_status status = FIRN_OK;
     for (uint32_t i = 0; i < count_layers(bench) && status == FIRN_OK; i++) {

@@ -94,8 +94,20 @@ static int measure(firni_bench *bench, bool json)
         firni_cmd_progress(label, 0.75f);
         status = firni_bench_measure_beside(bench, &err);
     }
-    if (status == FIRN_OK && o->n_draft > 0) {
+    if (status == FIRN_OK && o->n_saving > 0) {
         firni_cmd_progress(label, 0.8f);
+        status = firni_bench_measure_saving(bench, &err);
+    }
+    if (status == FIRN_OK && o->n_shared > 0) {
+        firni_cmd_progress(label, 0.85f);
+        status = firni_bench_measure_shared(bench, &err);
+    }
+    if (status == FIRN_OK && o->measures_sampling) {
+        firni_cmd_progress(label, 0.9f);
+        status = firni_bench_measure_sampling(bench, &err);
+    }
+    if (status == FIRN_OK && o->n_draft > 0) {
+        firni_cmd_progress(label, 0.95f);
         status = firni_bench_measure_draft(bench, &err);
     }
     firni_cmd_progress(label, 1.0f);
@@ -144,6 +156,14 @@ static int run(const firni_command *self, int argc, char **argv)
           .min = 0, .max = 1048576 },
         { .name = "beside", .kind = FIRNI_FLAG_U32, .target = &o->n_beside, .value_name = "TOKENS",
           .help = "also: such a prompt alone, and beside 2 rows that decode (0: no)", .min = 0, .max = 1048576 },
+        { .name = "saving", .kind = FIRNI_FLAG_U32, .target = &o->n_saving, .value_name = "TOKENS",
+          .help = "also: what 2 rows lose while a conversation of so many is saved, and restored (0: no; at least 128)",
+          .min = 0, .max = 1048576 },
+        { .name = "shared", .kind = FIRNI_FLAG_U32, .target = &o->n_shared, .value_name = "TOKENS",
+          .help = "also: 4 users who share so many and come back in turn (0: no; at least 128)",
+          .min = 0, .max = 1048576 },
+        { .name = "sampling", .kind = FIRNI_FLAG_BOOL, .target = &o->measures_sampling,
+          .help = "also: what a step of 4 rows spends beside its forward, by the way tokens are chosen" },
         { .name = "max-itl", .kind = FIRNI_FLAG_SECONDS, .target = &o->max_itl_ns, .value_name = "TIME",
           .help = "with --beside: most time between two tokens of these rows (0: 4 steps; 1h: any)" },
         { .name = "draft", .kind = FIRNI_FLAG_STRING, .target = &f.stack.draft, .value_name = "SOURCE",
@@ -193,10 +213,19 @@ static int run(const firni_command *self, int argc, char **argv)
     }
     o->n_draft = f.stack.draft != NULL ? o->n_draft : 0;
     o->n_draft_max = f.stack.draft_tokens_max;
-    if (o->n_prompt == 0 && o->n_deep == 0 && o->n_ttft == 0 && o->n_resume == 0 && o->n_beside == 0 && o->n_draft == 0) {
+    const bool has_sessions = o->n_ttft > 0 || o->n_resume > 0 || o->n_beside > 0 || o->n_saving > 0 ||
+                              o->n_shared > 0 || o->measures_sampling;
+    if (o->n_prompt == 0 && o->n_deep == 0 && o->n_draft == 0 && !has_sessions) {
         return firni_cmd_usage(self,
-                               "--prompt 0 leaves nothing to measure without --deep, --ttft, --resume, --beside or "
-                               "--draft");
+                               "--prompt 0 leaves nothing to measure without --deep, --ttft, --resume, --beside, --saving, "
+                               "--shared, --sampling or --draft");
+    }
+    if ((o->n_saving > 0 && o->n_saving < 2 * FIRN_BLOCK_TOKENS) ||
+        (o->n_shared > 0 && o->n_shared < 2 * FIRN_BLOCK_TOKENS)) {
+        return firni_cmd_usage(self, "--saving and --shared must be at least %u tokens", 2 * FIRN_BLOCK_TOKENS);
+    }
+    if (o->measures_sampling && o->n_gen == 0) {
+        return firni_cmd_usage(self, "--sampling needs steps to measure: --gen 0 has none");
     }
     if (o->n_resume > 0 && o->n_resume < 1024) {
         return firni_cmd_usage(self, "--resume must be at least 1024 tokens");
@@ -208,7 +237,6 @@ static int run(const firni_command *self, int argc, char **argv)
     for (uint32_t i = 0; i < o->n_batches; i++) {
         f.stack.batch_rows_max = o->batches[i] > f.stack.batch_rows_max ? o->batches[i] : f.stack.batch_rows_max;
     }
-    const bool has_sessions = o->n_ttft > 0 || o->n_resume > 0 || o->n_beside > 0;
     if (has_sessions && f.stack.batch_rows_max < 1 + FIRNI_BENCH_BUSY_ROWS) {
         f.stack.batch_rows_max = 1 + FIRNI_BENCH_BUSY_ROWS;
     }

@@ -405,6 +405,14 @@ deep() { exits 0 && out_has 'kv q8 .made-up state' && out_has '^  at 300 tokens 
 check 'bench --deep decodes behind made-up state and says so' deep
 call bench --prompt 0 --gen 4 --runs 1 --deep 3
 check 'bench --deep leaves room for what is decoded' usage_says '--deep 3 has no room for --gen 4'
+call bench --prompt 0 --gen 8 --runs 1 --chunk 64 --saving 256 --shared 256 --sampling --cache-dir "$dir" --json
+beside() {
+    exits 0 && out_has '"save_lost_steps"' && out_has '"restore_lost_steps"' && out_has '"one_user_bytes"' &&
+        out_has '"back_seconds"' && out_has '"beside_forward_seconds"' && [ -z "$(find "$dir" -name 'firn-bench-*')" ]
+}
+check 'bench measures what saving costs others, what users share and what sampling takes' beside
+call bench --prompt 0 --saving 100
+check 'bench --saving has a least size' usage_says '--saving and --shared must be at least 128 tokens'
 call bench --prompt 20 --gen 4 --batch 1,2 --runs 1 --depth 300 --made-up --json
 made_up() { exits 0 && out_has '"depth_tokens": 300' && out_has '"depth_is_made_up": true' && out_has '"batch": 2'; }
 check 'bench --made-up checks and measures behind a depth that nobody has read' made_up
