@@ -4,8 +4,12 @@
  *      time of a step  =  plain(rows)  +  tokens of prompts * token(depth)
  *
  * Both are measured: plain steps apart for each size of batch, what a prompt's token adds as a straight line over its
- * depth, older samples counting less. The rows' bound is either given or a multiple of their own plain step; a step is
- * planned for a share of it, since steps vary.
+ * depth, older samples counting less. The rows' bound is either given or a multiple of their own plain step, which is
+ * the usual one: other work on the machine makes some steps long, and a bound of their mean would be longer than what
+ * the rows are used to.
+ *
+ * A step is planned for so much of the bound that 99 of 100 stay within it, learnt from how far steps exceeded what was
+ * expected of them. That costs the prompt little, as long as small chunks are computed nearly as fast as large ones.
  *
  * The bound is kept as long as a few tokens of a prompt fit into it: no prompt waits for the rows to end. Bits do not
  * depend on chunks, so that a decision by the clock changes nothing but the time.
@@ -26,6 +30,9 @@
 #define FIRNI_PACE_NS_NONE   UINT64_C(3600000000000)
 /* What a step brings of prompts at least, unless the rows' own step is not known yet. */
 #define FIRNI_PACE_TOKENS_MIN 4u
+/* A step is planned to take the bound divided by at least, and at most, this. */
+#define FIRNI_PACE_EXCESS_MIN 1.05
+#define FIRNI_PACE_EXCESS_MAX 1.6
 
 typedef struct firni_pace_class {
     double plain_ns;
@@ -37,6 +44,7 @@ typedef struct firni_pace {
     firni_trend token;    /* ns that a prompt's token adds, by its depth */
     uint32_t largest;     /* most of them in one of these steps, */
     double largest_ns;    /* and what that step took */
+    double excess;        /* 99 of 100 steps take at most so many times what was expected; 0: none was seen */
 } firni_pace;
 
 /* A step of n_rows rows that brought one token each, and their guesses. */

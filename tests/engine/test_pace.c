@@ -76,6 +76,59 @@ static void a_given_bound_is_kept_from_the_first_step_on(void **state)
     }
 }
 
+/* A step in twenty takes so many times what it should. */
+static uint32_t read_interrupted(firni_pace *pace, test_rng *rng, double factor, uint64_t bound_ns, uint32_t *n_late)
+{
+    uint32_t n_steps = 0;
+    *n_late = 0;
+    for (uint32_t n = 0; n < PROMPT; n_steps++) {
+        const uint32_t count = firni_pace_tokens(pace, 2, n, bound_ns, 0, CHUNK);
+        const double scale = test_rng_below(rng, 20) == 0 ? factor : 1.0;
+        const uint64_t ns = (uint64_t)(scale * (double)step_ns(2, count, n));
+        firni_pace_learn_prompt(pace, 2, count, n, ns);
+        *n_late += ns > bound_ns;
+        n += count;
+    }
+    return n_steps;
+}
+
+static void where_steps_are_interrupted_all_are_planned_shorter_until_the_bound_holds(void **state)
+{
+    (void)state;
+    firni_pace pace = { .largest = 0 };
+    test_rng rng = { .state = 7 };
+    uint32_t n_late, n_steps = 0;
+    firni_pace_learn_plain(&pace, 2, step_ns(2, 0, 0));
+    for (int i = 0; i < 3; i++) { /* an interrupted step takes more than the first plan allows for */
+        n_steps = read_interrupted(&pace, &rng, 1.4, 200000000, &n_late);
+        assert_true(i > 0 || n_late > n_steps / 100);
+    }
+    print_message("%u of %u steps were late\n", n_late, n_steps);
+    assert_true(n_late <= (n_steps + 99) / 100);
+    /* And no shorter than that takes; where nothing interrupts them, they grow again. */
+    assert_in_range(pace.excess * 1000, 1350, 1500);
+    for (int i = 0; i < 12; i++) {
+        (void)read_interrupted(&pace, &rng, 1.0, 200000000, &n_late);
+        assert_int_equal(n_late, 0);
+    }
+    assert_in_range(pace.excess * 1000, 1000, 1100);
+}
+
+/* Rows are used to the usual step, not to the mean of those that were interrupted. */
+static void interrupted_steps_do_not_lengthen_the_rows_bound(void **state)
+{
+    (void)state;
+    firni_pace pace = { .largest = 0 };
+    for (uint32_t i = 0; i < 200; i++) {
+        firni_pace_learn_plain(&pace, 2, i % 5 == 4 ? 90000000 : 30000000); /* their mean is 42 */
+    }
+    assert_in_range(pace.classes[1].plain_ns, 29000000, 33000000);
+    for (uint32_t i = 0; i < 60; i++) { /* but one that really grows is followed */
+        firni_pace_learn_plain(&pace, 2, 90000000);
+    }
+    assert_in_range(pace.classes[1].plain_ns, 85000000, 90000000);
+}
+
 static void no_bound_keeps_a_prompt_from_going_on(void **state)
 {
     (void)state;
@@ -348,6 +401,8 @@ int main(void)
         cmocka_unit_test(rows_hear_within_four_of_their_steps_and_the_chunk_uses_most_of_that),
         cmocka_unit_test(what_nobody_would_notice_does_not_hold_a_prompt_up),
         cmocka_unit_test(a_given_bound_is_kept_from_the_first_step_on),
+        cmocka_unit_test(where_steps_are_interrupted_all_are_planned_shorter_until_the_bound_holds),
+        cmocka_unit_test(interrupted_steps_do_not_lengthen_the_rows_bound),
         cmocka_unit_test(no_bound_keeps_a_prompt_from_going_on),
         cmocka_unit_test(without_rows_or_with_time_enough_chunks_are_whole),
         cmocka_unit_test(time_that_has_passed_counts),
