@@ -37,6 +37,7 @@
 #include "firn/status.h"
 
 struct firni_sequence;
+struct firni_choice;
 struct firn_engine;
 
 /* What a request keeps for speculation. */
@@ -129,7 +130,8 @@ void firni_round_close(struct firn_engine *engine);
 /* Gives the row's guesses up, before they were forwarded. */
 void firni_round_drop_guesses(struct firn_engine *engine);
 /* Chooses tokens for a row whose last token was forwarded, as far as its guesses hold; logits: of that token, then of
- * each guess. Adds the guesses that held to sequence.n_cached. */
-void firni_verify_row(struct firn_engine *engine, struct firni_sequence *sequence, const float *logits);
+ * each guess. Adds the guesses that held to sequence.n_cached. made: the first choice, if it was made already, or NULL. */
+void firni_verify_row(struct firn_engine *engine, struct firni_sequence *sequence, const float *logits,
+                      const struct firni_choice *made);
 
 #endif

@@ -197,10 +197,11 @@ static firn_status allocate(firn_engine *engine, firn_error *err)
     engine->step_counts = firni_calloc(engine->env, n_rows, sizeof *engine->step_counts);
     engine->step_kept = firni_calloc(engine->env, n_rows, sizeof *engine->step_kept);
     engine->step_keep = firni_calloc(engine->env, n_rows, sizeof *engine->step_keep);
+    engine->step_choices = firni_calloc(engine->env, n_rows, sizeof *engine->step_choices);
     engine->step_logits = firni_calloc(engine->env, (n_rows + n_guesses) * engine->n_vocab, sizeof *engine->step_logits);
     if (engine->rows == NULL || engine->caches == NULL || engine->shapes == NULL || engine->step_tokens == NULL ||
         engine->step_wanted == NULL || engine->step_counts == NULL || engine->step_kept == NULL ||
-        engine->step_keep == NULL || engine->step_logits == NULL) {
+        engine->step_keep == NULL || engine->step_choices == NULL || engine->step_logits == NULL) {
         return firni_fail(err, FIRN_ERR_NO_MEMORY, "no memory for an engine of %zu rows", n_rows);
     }
     for (uint32_t layer = 0; layer < engine->schema->n_layers; layer++) {
@@ -233,6 +234,7 @@ static void release(firn_engine *engine)
     firni_free(engine->env, engine->step_counts);
     firni_free(engine->env, engine->step_kept);
     firni_free(engine->env, engine->step_keep);
+    firni_free(engine->env, engine->step_choices);
     firni_free(engine->env, engine->step_logits);
     (void)pthread_cond_destroy(&engine->wake);
     (void)pthread_mutex_destroy(&engine->mutex);

@@ -15,6 +15,7 @@
  *   early_start.c  a row's first chunk while its restore is still arriving
  *   step.c       one forward over all rows; sampling; leaving = publish + filter
  *   step_plan.c  what each row brings to it: the division of the chunk
+ *   choose.c     rows' next tokens, over the threads of the forward
  *   pace.c       how large the chunk may be beside rows that decode
  *   publish.c    what of a row goes into the token tree, and when
  *   draft_impl.h speculation: guesses, verify rounds
@@ -118,6 +119,14 @@ typedef struct firni_sequence {
     uint64_t submitted_ns;
 } firni_sequence;
 
+/* A row's next token. */
+typedef struct firni_choice {
+    firni_sequence *sequence;
+    const float *logits;
+    firn_token token;
+    firn_logprobs logprobs;      /* when the sequence wants them */
+} firni_choice;
+
 struct firn_engine {
     const firn_env *env;
     firn_engine_options options; /* defaults filled in */
@@ -171,6 +180,7 @@ struct firn_engine {
     uint32_t *step_counts;       /* [batch_rows_max] */
     uint32_t *step_kept;         /* [batch_rows_max] of step_counts: what is left when guesses have been given up */
     uint32_t *step_keep;         /* [batch_rows_max] row numbers for filter and commit */
+    firni_choice *step_choices;  /* [batch_rows_max] of the rows that have no guesses, in their order */
     float *step_logits;          /* [batch_rows_max + firni_draft_step_max(), n_vocab] */
 };
 
@@ -183,11 +193,11 @@ void firni_sequence_destroy(firni_sequence *sequence); /* accepts NULL */
 /* Sends END once; later calls do nothing. `text` is what the stop or the end released. */
 void firni_sequence_end(firni_sequence *sequence, firn_finish finish, const char *stop_string, const char *text,
                         size_t len_text, const firn_error *error);
-/* Takes a chosen token: appends, sends TOKEN, ends the sequence when it is finished. */
-void firni_sequence_take_token(firni_sequence *sequence, firn_token token, const float *logits, uint32_t n_vocab,
+/* Takes a chosen token: appends, sends TOKEN, ends the sequence when it is finished. logprobs: when it wants them. */
+void firni_sequence_take_token(firni_sequence *sequence, firn_token token, const firn_logprobs *logprobs,
                                const firn_tokenizer *tokenizer);
 
-/* Takes a token that was generated before: as above, without logits and without a row. */
+/* Takes a token that was generated before: as above, without log-probabilities and without a row. */
 void firni_sequence_replay_token(firni_sequence *sequence, firn_token token, const firn_tokenizer *tokenizer);
 
 /* ---- session.c ---- */
@@ -272,6 +282,13 @@ uint32_t firni_step_decoding_rows(const firn_engine *engine);
 uint32_t firni_step_chunk_tokens(const firn_engine *engine, uint32_t depth_tokens);
 /* After a step that took step_ns, and began with n_decoding of these rows. */
 void firni_step_learn(firn_engine *engine, uint32_t n_decoding, uint64_t step_ns);
+
+/* ---- choose.c ---- */
+
+/* Fills token and logprobs. */
+void firni_choose_one(const firn_engine *engine, firni_choice *choice);
+/* The same for step_choices[0..n_choices), on several threads at once where that is faster. */
+void firni_choose(firn_engine *engine, uint32_t n_choices);
 
 /* ---- step.c ---- */
 

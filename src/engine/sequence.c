@@ -132,8 +132,7 @@ static void end_with_held_text(firni_sequence *sequence, firn_finish finish)
     firni_sequence_end(sequence, finish, NULL, text, len_text, NULL);
 }
 
-/* Without logits: no log-probabilities. */
-static void take(firni_sequence *sequence, firn_token token, const float *logits, uint32_t n_vocab,
+static void take(firni_sequence *sequence, firn_token token, const firn_logprobs *logprobs,
                  const firn_tokenizer *tokenizer)
 {
     if (sequence->usage.completion_tokens == 0) {
@@ -147,10 +146,6 @@ static void take(firni_sequence *sequence, firn_token token, const float *logits
     sequence->usage.completion_tokens++;
     firn_sampler_accept(sequence->sampler, token, false);
 
-    firn_logprobs logprobs;
-    if (sequence->n_logprobs > 0 && logits != NULL) {
-        firn_logprobs_compute(logits, n_vocab, token, sequence->n_logprobs - 1, &logprobs);
-    }
     uint32_t len_piece = 0;
     const char *piece = "";
     if (!firn_tokenizer_is_control(tokenizer, token)) {
@@ -159,7 +154,7 @@ static void take(firni_sequence *sequence, firn_token token, const float *logits
     firn_event event = {
         .kind = FIRN_EVENT_TOKEN,
         .token = token,
-        .logprobs = sequence->n_logprobs > 0 ? &logprobs : NULL,
+        .logprobs = sequence->n_logprobs > 0 ? logprobs : NULL,
     };
     uint32_t stop_index = 0;
     const bool stopped =
@@ -172,15 +167,15 @@ static void take(firni_sequence *sequence, firn_token token, const float *logits
     }
 }
 
-void firni_sequence_take_token(firni_sequence *sequence, firn_token token, const float *logits, uint32_t n_vocab,
+void firni_sequence_take_token(firni_sequence *sequence, firn_token token, const firn_logprobs *logprobs,
                                const firn_tokenizer *tokenizer)
 {
     assert(sequence->n_cached == sequence->n_tokens);
-    take(sequence, token, logits, n_vocab, tokenizer);
+    take(sequence, token, logprobs, tokenizer);
 }
 
 void firni_sequence_replay_token(firni_sequence *sequence, firn_token token, const firn_tokenizer *tokenizer)
 {
     assert(sequence->state == FIRNI_SEQUENCE_WAITING && sequence->n_logprobs == 0);
-    take(sequence, token, NULL, 0, tokenizer);
+    take(sequence, token, NULL, tokenizer);
 }

@@ -136,28 +136,58 @@ static firn_status forward(firn_engine *engine, firn_error *err)
     return firn_model_forward(engine->options.model, &input, err);
 }
 
-/* Advances all rows by what was forwarded and holds; rows whose last token was forwarded choose the next. */
-static void sample(firn_engine *engine, uint64_t forward_ns)
+/* Whether the row was forwarded up to its last token, or up to its last guess. */
+static bool has_caught_up(const firn_engine *engine, uint32_t row)
+{
+    const firni_sequence *sequence = engine->rows[row];
+    return engine->step_counts[row] > 0 && sequence->n_cached == sequence->n_tokens;
+}
+
+/* Advances all rows by what was forwarded without guesses, and chooses for those that have none. */
+static void advance(firn_engine *engine, uint64_t forward_ns)
 {
     const float *logits = engine->step_logits;
+    uint32_t n_choices = 0;
     for (uint32_t row = 0; row < engine->n_rows; row++) {
         firni_sequence *sequence = engine->rows[row];
         const uint32_t n_guesses = sequence->draft.n_proposed;
         const uint32_t before = sequence->n_cached;
         sequence->n_cached += engine->step_counts[row] - n_guesses;
+        engine->step_kept[row] = sequence->n_cached - before;
         if (engine->step_counts[row] > 0 && before < sequence->n_prompt) {
             sequence->usage.prefill_ns += forward_ns;
         }
-        if (engine->step_counts[row] > 0 && sequence->n_cached == sequence->n_tokens) {
-            sequence->prompt_logits = before < sequence->n_prompt ? logits : NULL;
+        if (!has_caught_up(engine, row)) {
+            continue;
         }
-        if (engine->step_counts[row] > 0 && sequence->n_cached == sequence->n_tokens && sequence->only_prefill) {
-            logits += engine->n_vocab; /* ends once it has been put and pinned */
-        } else if (engine->step_counts[row] > 0 && sequence->n_cached == sequence->n_tokens) {
-            firni_verify_row(engine, sequence, logits);
-            logits += (size_t)(1 + n_guesses) * engine->n_vocab;
+        sequence->prompt_logits = before < sequence->n_prompt ? logits : NULL;
+        if (!sequence->only_prefill && n_guesses == 0) {
+            engine->step_choices[n_choices++] = (firni_choice){ .sequence = sequence, .logits = logits };
         }
-        engine->step_kept[row] = sequence->n_cached - before;
+        logits += (size_t)(1 + n_guesses) * engine->n_vocab;
+    }
+    firni_choose(engine, n_choices);
+}
+
+/* Rows whose last token was forwarded get the next, in their order; one that only reads ends once it has been put and
+ * pinned. */
+static void sample(firn_engine *engine, uint64_t forward_ns)
+{
+    advance(engine, forward_ns);
+    const float *logits = engine->step_logits;
+    const firni_choice *choice = engine->step_choices;
+    for (uint32_t row = 0; row < engine->n_rows; row++) {
+        firni_sequence *sequence = engine->rows[row];
+        const uint32_t n_guesses = sequence->draft.n_proposed;
+        const uint32_t before = sequence->n_cached;
+        if (!has_caught_up(engine, row)) {
+            continue;
+        }
+        if (!sequence->only_prefill) {
+            firni_verify_row(engine, sequence, logits, n_guesses == 0 ? choice++ : NULL);
+            engine->step_kept[row] += sequence->n_cached - before;
+        }
+        logits += (size_t)(1 + n_guesses) * engine->n_vocab;
     }
 }
 
@@ -265,7 +295,7 @@ static void answer_known(firn_engine *engine)
             if (sequence->only_prefill) {
                 end_prefill(engine, row); /* nothing was left to read; its pin is still to be set */
             } else {
-                firni_verify_row(engine, sequence, sequence->first_logits);
+                firni_verify_row(engine, sequence, sequence->first_logits, NULL);
             }
             firni_free(engine->env, sequence->first_logits);
             sequence->first_logits = NULL;

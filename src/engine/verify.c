@@ -80,7 +80,7 @@ static void count_round(firn_engine *engine, firni_sequence *sequence)
     }
 }
 
-void firni_verify_row(firn_engine *engine, firni_sequence *sequence, const float *logits)
+void firni_verify_row(firn_engine *engine, firni_sequence *sequence, const float *logits, const firni_choice *made)
 {
     const firn_tokenizer *tokenizer = firn_model_tokenizer(engine->options.model);
     const uint32_t n_proposed = sequence->draft.n_proposed;
@@ -92,18 +92,24 @@ void firni_verify_row(firn_engine *engine, firni_sequence *sequence, const float
     while (goes_on) {
         /* Read before the chosen token takes its place. */
         const firn_token guess = n_held < n_proposed ? sequence->tokens[sequence->n_tokens] : FIRN_TOKEN_NONE;
-        const firn_token token = firn_sampler_choose(sequence->sampler, logits);
-        const bool held = token == guess;
+        firni_choice own = { .sequence = sequence, .logits = logits };
+        const firni_choice *choice = made;
+        if (choice == NULL) {
+            firni_choose_one(engine, &own);
+            choice = &own;
+        }
+        const bool held = choice->token == guess;
         if (n_proposed > 0) {
             count_token(engine, sequence, held);
         }
         n_held += held;
-        firni_sequence_take_token(sequence, token, logits, engine->n_vocab, tokenizer);
+        firni_sequence_take_token(sequence, choice->token, &choice->logprobs, tokenizer);
         engine->stats.generated_tokens++;
         /* A row that has ended keeps what plain decoding would have forwarded: not its last token. */
         goes_on = held && sequence->state != FIRNI_SEQUENCE_ENDED;
         sequence->n_cached += goes_on;
         logits += engine->n_vocab;
+        made = NULL;
     }
     engine->stats.n_finished += sequence->state == FIRNI_SEQUENCE_ENDED;
     if (n_proposed > 0) {

@@ -9,6 +9,7 @@
 #include "base/base_impl.h"
 #include "model/gguf_impl.h"
 #include "model/model_impl.h"
+#include "model/model_workers.h"
 #include "model/packed_file.h"
 #include "model/vocab_spec.h"
 
@@ -305,4 +306,9 @@ const firn_tokenizer *firn_model_tokenizer(const firn_model *model)
 uint64_t firn_model_multiply_adds(const firn_model *model)
 {
     return model->multiply_adds;
+}
+
+firn_workers *firni_model_workers(const firn_model *model)
+{
+    return model->workers;
 }

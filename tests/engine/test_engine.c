@@ -26,6 +26,22 @@ static firn_request make_request(const firn_token *prompt, uint32_t n_prompt, ui
     return (firn_request){ .prompt = prompt, .n_prompt = n_prompt, .max_tokens = max_tokens, .n_logprobs = 6 };
 }
 
+/* Rows choose in different ways, and at the same time. */
+static firn_request make_sampling_request(const firn_token *prompt, uint32_t n_prompt, uint32_t max_tokens, uint32_t way)
+{
+    static const firn_sampling ways[] = {
+        { .temperature = 0.0f },
+        { .temperature = 0.9f, .has_seed = true, .seed = 1 },
+        { .temperature = 1.1f, .top_k = 40, .top_p = 0.9f, .has_seed = true, .seed = 2 },
+        { .temperature = 1.0f, .top_p = 0.95f, .repetition_penalty = 1.1f, .frequency_penalty = 0.3f,
+          .has_seed = true, .seed = 3 },
+    };
+    firn_request request = make_request(prompt, n_prompt, max_tokens);
+    request.sampling = ways[way % 4];
+    request.ignore_end = true;
+    return request;
+}
+
 static void assert_same_answer(const test_answer *a, const test_answer *b)
 {
     assert_int_equal(a->n_tokens, b->n_tokens);
@@ -63,7 +79,7 @@ static void answers_do_not_depend_on_company(void **state)
     for (uint32_t i = 0; i < N; i++) {
         lengths[i] = 1 + test_rng_below(&rng, 200);
         fill_prompt(prompts[i], lengths[i], i);
-        ask(&stack, make_request(prompts[i], lengths[i], 20 + i), &alone[i]);
+        ask(&stack, make_sampling_request(prompts[i], lengths[i], 20 + i, i), &alone[i]);
         assert_int_equal(alone[i].n_tokens, 20 + i);
         assert_int_equal(alone[i].finish, FIRN_FINISH_LENGTH);
     }
@@ -73,7 +89,8 @@ static void answers_do_not_depend_on_company(void **state)
     test_stack_open(&stack, &(test_stack_options){ .n_threads = 2, .engine = { .batch_rows_max = 5, .chunk_tokens_max = 37 } });
     for (uint32_t i = 0; i < N; i++) {
         firn_error err;
-        assert_ok(test_submit(&stack, make_request(prompts[i], lengths[i], 20 + i), &together[i], &err));
+        const firn_request request = make_sampling_request(prompts[i], lengths[i], 20 + i, i);
+        assert_ok(test_submit(&stack, request, &together[i], &err));
         if (test_rng_below(&rng, 2) == 0) {
             test_wait_tokens(&together[i], 1 + test_rng_below(&rng, 4));
         }
