@@ -11,7 +11,8 @@
  *
  *  - A store is kept when the upper has it, to the upper's own durability. Later it is copied down: when the stack was
  *    idle for demote_idle_ns, or at once when the upper comes near its budget, so that what the upper evicts is
- *    below by then. Nothing of it waits in memory but its tokens: the state is read from the upper when its turn comes.
+ *    below by then. Nothing of it waits in memory but its tokens: the state is read from the upper when its turn comes,
+ *    into memory of the stack's own, so that requests keep what they were promised of the pool.
  *    Stores wait for the copying, store_wait_ns at most, when more than half of the upper's budget has not been copied.
  *    State that was evicted before it was copied is counted (n_lost).
  *  - What waits to be copied is forgotten with the process (not with a flush, which copies it): it stays in the upper,
@@ -47,9 +48,11 @@ typedef struct firn_stack_options {
     uint32_t copies_max;           /* paths that may wait to be copied; 0: 1024 */
     uint64_t copy_tokens_max;      /* tokens of all of them; 0: 16 million, 64 MiB. Beyond either the coldest is
                                     * dropped from the list, and counted */
+    uint64_t copy_bytes_max;       /* of memory, beside the tiers' pool, that one path takes while it is copied; 0: 4 GiB.
+                                    * Larger state is not copied */
     bool no_promotion;             /* what comes from the lower stays there alone */
-    uint64_t promote_bytes_max;    /* of the pool, held by state on its way up; 0: 256 MiB. What would exceed it is not
-                                    * promoted, and counted */
+    uint64_t promote_bytes_max;    /* of memory, beside the tiers' pool, held by state on its way up; 0: 256 MiB. What
+                                    * would exceed it is not promoted, and counted */
     uint32_t promotions_max;       /* that may wait; 0: 16 */
     uint64_t stop_ns;              /* destroying waits no longer for a tier that hangs; 0: 5 s. Then the stack is left
                                     * behind with the tier that hangs, which is logged as an error */
@@ -63,7 +66,7 @@ typedef struct firn_stack_stats {
     uint64_t n_lower_late;         /* calls of any kind that did not come back in time */
     uint64_t n_fallbacks;          /* restores that failed in the upper and came from the lower */
     uint64_t n_promoted, n_promotions_dropped, n_promotions_failed;
-    uint64_t promoting_bytes;      /* of the pool, held now */
+    uint64_t promoting_bytes;      /* held now */
     uint64_t n_stored_below;       /* stores that the upper refused and the lower took */
     uint64_t n_copies_waiting;
     uint64_t n_copied;             /* paths that are in the lower now */

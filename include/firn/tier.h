@@ -170,6 +170,8 @@ typedef struct firn_tier_ops {
                                         firn_restore_done done, void *ctx, firn_error *err); /* optional: UNSUPPORTED */
     firn_status (*restore_request)(firn_tier *tier, firn_tier_handle *handle, const firn_restore_request *request,
                                    firn_error *err); /* optional: restore_async, everything, without progress */
+    firn_reason (*restore_into)(firn_tier *tier, firn_tier_handle *handle, firn_pool *pool,
+                                firn_restored *out); /* optional: restore, with blocks of the tier's own pool */
     bool (*store)(firn_tier *tier, const firn_store_input *input, firn_reason *reason);
     void (*release)(firn_tier *tier, firn_tier_handle *handle);
     firn_flush_report (*flush)(firn_tier *tier, uint64_t bound_ns); /* optional: nothing to flush */
@@ -206,6 +208,9 @@ firn_status firn_tier_restore_request(firn_tier *tier, firn_tier_handle *handle,
 /* restoreObjectAsync: the attachments of an entry without its caches. Errors: as above, and UNSUPPORTED. */
 firn_status firn_tier_restore_object_async(firn_tier *tier, firn_tier_handle *handle, uint64_t deadline_ns,
                                            firn_restore_done done, void *ctx, firn_error *err);
+/* All of the match, with blocks of this pool in place of those that the tier's restores take from: for who carries state
+ * from one tier to another, beside the pool that requests were promised. */
+firn_reason firn_tier_restore_into(firn_tier *tier, firn_tier_handle *handle, firn_pool *pool, firn_restored *out);
 /* store: borrows live caches; true once persisted to the tier's durability. False: nothing of this call is visible that
  * was not before, *reason says why, and whoever needed persistence keeps its donor. */
 bool firn_tier_store(firn_tier *tier, const firn_store_input *input, firn_reason *reason);

@@ -205,8 +205,9 @@ static int print_json(const firni_command *self, const answer *a)
         "prompt_tokens", (json_int_t)usage->prompt_tokens, "completion_tokens", (json_int_t)usage->completion_tokens,
         "cached", "tokens", (json_int_t)usage->cache.n_tokens, "ram", (json_int_t)usage->cache.ram_tokens, "disk",
         (json_int_t)usage->cache.disk_tokens, "below", (json_int_t)usage->cache.below_tokens, "reason",
-        firn_reason_name(usage->cache.reason), "restore_ms", (double)usage->cache.restore_ns * 1e-6, "first_token_ms", first_token_ms, "total_ms",
-        (double)usage->total_ns * 1e-6, "tokens_per_second", tokens_per_second(usage), "draft", "rounds",
+        firn_reason_name(usage->cache.reason), "restore_ms", (double)usage->cache.restore_ns * 1e-6, "first_token_ms",
+        first_token_ms, "total_ms", (double)usage->total_ns * 1e-6, "tokens_per_second", tokens_per_second(usage),
+        "draft", "rounds",
         (json_int_t)usage->draft.n_rounds, "drafted", (json_int_t)usage->draft.drafted_tokens, "accepted",
         (json_int_t)usage->draft.accepted_tokens, "tokens_per_round", tokens_per_round(usage));
     const bool failed = object == NULL || a->text.failed ||

@@ -69,7 +69,11 @@ firn_status firni_stack_open_below(firni_stack *stack, const firni_stack_options
         stack->disk_message[0] = '\0';
         return FIRN_OK;
     }
-    const firn_stack_options stack_options = { .upper = stack->tier, .lower = lower };
+    /* A path that RAM can hold can be copied; what waits to be promoted is a small part of that. */
+    const firn_stack_options stack_options = { .upper = stack->tier,
+                                               .lower = lower,
+                                               .copy_bytes_max = stack->ram_budget_bytes,
+                                               .promote_bytes_max = stack->ram_budget_bytes / 8 };
     firn_tier *both = NULL;
     status = firn_stack_create(&stack_options, stack->env, &both, err);
     if (status != FIRN_OK) {

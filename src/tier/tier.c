@@ -93,6 +93,17 @@ firn_status firn_tier_restore_object_async(firn_tier *tier, firn_tier_handle *ha
     return tier->ops->restore_object_async(tier, handle, deadline_ns, done, ctx, err);
 }
 
+firn_reason firn_tier_restore_into(firn_tier *tier, firn_tier_handle *handle, firn_pool *pool, firn_restored *out)
+{
+    if (tier->ops->restore_into == NULL) {
+        return firn_tier_restore(tier, handle, 0, out);
+    }
+    *out = (firn_restored){ 0 };
+    const firn_reason reason = tier->ops->restore_into(tier, handle, pool, out);
+    assert(reason == FIRN_REASON_NONE || (out->caches == NULL && out->tokens == NULL && out->attachments == NULL));
+    return reason;
+}
+
 bool firn_tier_store(firn_tier *tier, const firn_store_input *input, firn_reason *reason)
 {
     assert(namespace_fits(input->ns));

@@ -23,7 +23,8 @@ await test('what the upper directory loses comes from the lower one, to the bit,
     const after = (await complete(second, ask)).json;
     assert.deepEqual(after.choices, before.choices); // the text and every log-probability
     assert.ok(after.firn.disk > 0 && after.firn.below === after.firn.disk, JSON.stringify(after.firn));
-    await until(async () => (await metrics(second))['firn_stack_promotions_total{outcome="stored"}'] > 0, 'a promotion');
+    const promoted = 'firn_stack_promotions_total{outcome="stored"}';
+    await until(async () => (await metrics(second))[promoted] > 0, 'a promotion');
     const values = await metrics(second);
     assert.ok(values['firn_stack_hits_total{tier="lower"}'] > 0);
     assert.equal(values.firn_prefix_below_tokens_total, after.firn.below);

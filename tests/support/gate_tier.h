@@ -100,6 +100,13 @@ static inline firn_reason gate_restore(firn_tier *tier, firn_tier_handle *handle
     return reason != FIRN_REASON_NONE ? reason : firn_tier_restore(gate_of(tier)->inner, handle, n_tokens, out);
 }
 
+static inline firn_reason gate_restore_into(firn_tier *tier, firn_tier_handle *handle, firn_pool *pool,
+                                            firn_restored *out)
+{
+    const firn_reason reason = gate_enter(gate_of(tier), GATE_RESTORE);
+    return reason != FIRN_REASON_NONE ? reason : firn_tier_restore_into(gate_of(tier)->inner, handle, pool, out);
+}
+
 static inline firn_status gate_restore_request(firn_tier *tier, firn_tier_handle *handle,
                                                const firn_restore_request *request, firn_error *err)
 {
@@ -294,6 +301,7 @@ static inline gate_tier *gate_create(firn_tier *inner)
         .restore = gate_restore,
         .restore_async = gate_restore_async,
         .restore_request = gate_restore_request,
+        .restore_into = gate_restore_into,
         .restore_object_async = gate_restore_object_async,
         .store = gate_store,
         .release = gate_release,

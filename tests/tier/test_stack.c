@@ -148,6 +148,9 @@ static void promotion_holds_up_nobody_and_has_a_bound(void **unused)
     firn_stack_stats stats = rig_stats(&rig);
     assert_int_equal(stats.n_promotions_dropped, 4);
     assert_true(stats.promoting_bytes > 0 && stats.promoting_bytes <= UINT64_C(256) << 20);
+    firn_pool_stats pool; /* and nothing of the pool that requests live on */
+    firn_pool_get_stats(rig.fix.pool, &pool);
+    assert_int_equal(pool.n_blocks, 0);
 
     gate_set(rig.upper, hang[GATE_STORE], false);
     rig_wait_for(rig.disks[0], rig.tokens, 130);
@@ -311,6 +314,33 @@ static void the_list_of_what_waits_is_bounded_and_counted(void **unused)
     rig_deinit(&rig);
 }
 
+/* The pool is full of what requests hold: state goes down all the same, and takes nothing of it. */
+static void copying_needs_nothing_of_the_pool(void **unused)
+{
+    (void)unused;
+    for (fixture_schema schema = 0; schema < FIXTURE_SCHEMAS; schema++) {
+        stack_rig rig;
+        rig_init(&rig, fixture_schema_names[schema], NULL, schema);
+        assert_int_equal(fixture_store(&rig.fix, rig.tier, "", rig.tokens, 200), FIRN_REASON_NONE);
+        firn_block *hog;
+        assert_ok(firn_block_alloc(rig.fix.pool, firn_pool_room(rig.fix.pool), &hog, NULL));
+        assert_true(firn_tier_flush(rig.tier, RIG_LONG_NS).durable);
+        firn_block_release(hog);
+        firn_reason reason;
+        assert_int_equal(fixture_fetch(&rig.fix, rig.disks[1], "", rig.tokens, 201, &reason), 200);
+        rig_deinit(&rig);
+    }
+    /* What is larger than its own bound stays above, which a flush says. */
+    stack_rig rig;
+    const firn_stack_options options = { .copy_bytes_max = 8192 };
+    rig_init(&rig, "too large", &options, FIXTURE_PLAIN);
+    assert_int_equal(fixture_store(&rig.fix, rig.tier, "", rig.tokens, 200), FIRN_REASON_NONE);
+    const firn_flush_report report = firn_tier_flush(rig.tier, RIG_LONG_NS);
+    assert_true(!report.durable && report.n_missing == 1);
+    assert_true(rig_has(rig.disks[0], rig.tokens, 200));
+    rig_deinit(&rig);
+}
+
 static void a_new_process_finds_what_either_holds(void **unused)
 {
     (void)unused;
@@ -364,6 +394,7 @@ int main(void)
         cmocka_unit_test(a_flush_copies_what_is_left_and_says_what_is_missing),
         cmocka_unit_test(a_conversation_that_grows_is_copied_once_and_written_as_a_delta),
         cmocka_unit_test(the_list_of_what_waits_is_bounded_and_counted),
+        cmocka_unit_test(copying_needs_nothing_of_the_pool),
         cmocka_unit_test(a_new_process_finds_what_either_holds),
         cmocka_unit_test(the_figures_are_those_of_both),
     };

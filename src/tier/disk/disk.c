@@ -416,6 +416,7 @@ static const firn_tier_ops disk_ops = {
     .restore_async = firni_disk_restore_async,
     .restore_object_async = firni_disk_restore_object_async,
     .restore_request = firni_disk_restore_request,
+    .restore_into = firni_disk_restore_into,
     .store = firni_disk_store,
     .release = firni_disk_release,
     .flush = flush,

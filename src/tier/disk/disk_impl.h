@@ -632,7 +632,10 @@ typedef struct firni_restore_want {
     bool (*is_wanted)(void *ctx);
     void (*progress)(void *ctx, const firn_restore_progress *progress);
     void *ctx;
+    firn_pool *pool;         /* of the restored blocks; NULL: the tier's */
 } firni_restore_want;
+
+firn_reason firni_disk_restore_into(firn_tier *tier, firn_tier_handle *handle, firn_pool *pool, firn_restored *out);
 
 firn_reason firni_disk_restore_wanted(firni_disk *disk, firn_tier_handle *handle, uint32_t n_tokens,
                                       const firni_restore_want *want, firn_restored *out);

@@ -124,12 +124,13 @@ static size_t choose_parts(firni_restore_job *job)
 /* Undefined memory will do: the read fills it, and verifying zeroes what no section covers. */
 static bool allocate_blocks(firni_restore_job *job)
 {
+    firn_pool *pool = job->want->pool != NULL ? job->want->pool : job->disk->options.pool;
     for (uint32_t i = 0; i < job->n_parts; i++) {
         for (uint32_t k = 0; k < job->parts[i].n_images; k++) {
             if (job->parts[i].is_held) {
                 *firni_restore_slot(job, i, k) = firn_block_retain(head_block(job, i, k));
-            } else if (firni_block_alloc_undefined(job->disk->options.pool, job->parts[i].form->images[k].n_bytes,
-                                            firni_restore_slot(job, i, k), NULL) != FIRN_OK) {
+            } else if (firni_block_alloc_undefined(pool, job->parts[i].form->images[k].n_bytes,
+                                                   firni_restore_slot(job, i, k), NULL) != FIRN_OK) {
                 return false;
             }
         }
@@ -168,7 +169,12 @@ static bool allocate(firni_restore_job *job)
         return false;
     }
     for (uint32_t layer = 0; layer < plan->n_layers; layer++) {
-        if (firn_cache_make_empty(disk->shapes[layer], &job->caches[layer], NULL) != FIRN_OK) {
+        const firn_status status =
+            job->want->pool == NULL
+                ? firn_cache_make_empty(disk->shapes[layer], &job->caches[layer], NULL)
+                : firn_cache_create(&disk->options.schema->layers[layer], job->want->pool, env, &job->caches[layer],
+                                    NULL);
+        if (status != FIRN_OK) {
             return false;
         }
     }
@@ -318,4 +324,10 @@ firn_reason firni_disk_restore(firn_tier *tier, firn_tier_handle *handle, uint32
 {
     const firni_restore_want all = { .head = NULL };
     return firni_disk_restore_wanted(firni_disk_of(tier), handle, n_tokens, &all, out);
+}
+
+firn_reason firni_disk_restore_into(firn_tier *tier, firn_tier_handle *handle, firn_pool *pool, firn_restored *out)
+{
+    const firni_restore_want into = { .pool = pool };
+    return firni_disk_restore_wanted(firni_disk_of(tier), handle, 0, &into, out);
 }

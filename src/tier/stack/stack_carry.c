@@ -105,6 +105,19 @@ firni_carried *firni_carried_create(const firn_env *env, const firn_store_input 
     return carried;
 }
 
+bool firni_carried_move(firni_carried *carried, firn_pool *pool)
+{
+    for (uint32_t i = 0; i < carried->n_caches; i++) {
+        firn_cache *copy = firni_cache_copy(carried->env, carried->caches[i], pool);
+        if (copy == NULL) {
+            return false;
+        }
+        firn_cache_destroy(carried->caches[i]);
+        carried->caches[i] = copy;
+    }
+    return true;
+}
+
 void firni_carried_destroy(firni_carried *carried)
 {
     if (carried == NULL) {

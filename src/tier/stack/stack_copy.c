@@ -5,8 +5,8 @@
  *      list --coldest--> lower: there already? --no--> upper: find_exact, restore --release--> lower: store --> pin
  *
  * It works when nobody has used the stack for a while; at once when the upper is three quarters full, when a quarter of
- * its budget has not been copied, when the list is half full, or when somebody flushes. One path is in memory at once:
- * its blocks are the pool's for as long as it takes. The lower's store writes what the lower lacks and no more.
+ * its budget has not been copied, when the list is half full, or when somebody flushes. One path is in memory at once,
+ * in a pool of the stack's own (stack_scratch.c). The lower's store writes what the lower lacks and no more.
  *
  * The upper evicts what has not been used longest. What has not been copied was stored last, so before it goes, all the
  * rest has gone: by keeping it below half of the budget, stores that wait for it lose nothing.
@@ -51,20 +51,20 @@ static copy_outcome look_below(firni_stacked *stacked, const firni_copy *copy)
 }
 
 /* The state from the upper, which is left before the lower is entered. */
-static copy_outcome fetch(firni_stacked *stacked, const firni_copy *copy, firn_restored *out)
+static copy_outcome fetch(firni_stacked *stacked, const firni_copy *copy, firn_pool *pool, firn_restored *out)
 {
     set_above(stacked, true);
     *out = (firn_restored){ 0 };
     const firn_match match = firn_tier_find_exact(stacked->upper, copy->tokens, copy->n_tokens, copy->ns);
     firn_reason reason = match.reason;
     if (match.handle != NULL) {
-        reason = firn_tier_restore(stacked->upper, match.handle, 0, out);
+        reason = firn_tier_restore_into(stacked->upper, match.handle, pool, out);
         firn_tier_release(stacked->upper, match.handle);
     }
     set_above(stacked, false);
     switch (reason) {
     case FIRN_REASON_NONE: return COPY_DONE;
-    case FIRN_REASON_NO_MEMORY:
+    case FIRN_REASON_NO_MEMORY: /* also state that is larger than the bound: then it is so each time */
     case FIRN_REASON_IO_ERROR:
     case FIRN_REASON_READ_ONLY:
     case FIRN_REASON_DEADLINE: return COPY_LATER;
@@ -117,19 +117,29 @@ static void pin_down(firni_stacked *stacked, const firni_copy *copy)
     }
 }
 
+static copy_outcome carry_down(firni_stacked *stacked, const firni_copy *copy)
+{
+    firn_pool *pool = firni_scratch_enter(stacked, &stacked->copy_scratch);
+    if (pool == NULL) {
+        return COPY_LATER;
+    }
+    firn_restored restored;
+    copy_outcome outcome = fetch(stacked, copy, pool, &restored);
+    if (outcome == COPY_DONE) {
+        outcome = store_down(stacked, copy, &restored);
+    }
+    firn_restored_deinit(&restored);
+    firni_scratch_leave(stacked, &stacked->copy_scratch);
+    return outcome;
+}
+
 static copy_outcome copy_down(firni_stacked *stacked, const firni_copy *copy)
 {
     const copy_outcome below = look_below(stacked, copy);
     copy_outcome outcome = below;
     if (below == COPY_LOST || (below == COPY_DONE && copy->has_attachments)) {
-        firn_restored restored;
-        outcome = fetch(stacked, copy, &restored);
-        if (outcome == COPY_DONE) {
-            outcome = store_down(stacked, copy, &restored);
-        } else if (outcome == COPY_LOST && below == COPY_DONE) {
-            outcome = COPY_DONE; /* its attachments may be older there */
-        }
-        firn_restored_deinit(&restored);
+        outcome = carry_down(stacked, copy);
+        outcome = outcome == COPY_LOST ? below : outcome; /* its attachments may be older there */
     }
     if (outcome == COPY_DONE && copy->pin != NULL) {
         pin_down(stacked, copy);

@@ -6,6 +6,7 @@
  *      stack_find.c      lookups in one or both; handles
  *      stack_restore.c   restores from where the handle is, and from the lower when the upper fails
  *      stack_carry.c     state that outlives the call that brought it
+ *      stack_scratch.c   memory for state between the tiers
  *      stack_promote.c   from the lower into the upper, behind the caller's back
  *      stack_store.c     stores: the upper, else the lower
  *      stack_list.c      which paths the lower still lacks
@@ -50,6 +51,8 @@ typedef struct firni_carried {
 
 /* NULL: no memory. Nothing of `input` is needed afterwards. */
 firni_carried *firni_carried_create(const firn_env *env, const firn_store_input *input);
+/* Gives it blocks of another pool, so that the original's are free. False: no memory, and it shares some still. */
+bool firni_carried_move(firni_carried *carried, firn_pool *pool);
 void firni_carried_destroy(firni_carried *carried); /* accepts NULL */
 firn_store_input firni_carried_input(const firni_carried *carried);
 uint64_t firni_input_bytes(const firn_store_input *input);
@@ -57,6 +60,21 @@ uint64_t firni_input_bytes(const firn_store_input *input);
 firn_attachment *firni_attachments_copy(const firn_env *env, const firn_attachment *from, uint32_t n, bool *ok);
 /* NULL: no memory; also for no tokens at all there is something. */
 firn_token *firni_tokens_copy(const firn_env *env, const firn_token *tokens, uint32_t n_tokens);
+
+/* ---- stack_scratch.c --------------------------------------------------------------------------------------------- */
+
+/* A pool that is there while somebody uses it. Guarded by the stack's mutex. */
+typedef struct firni_scratch {
+    firn_pool *pool;
+    uint64_t budget_bytes;
+    uint32_t n_users;
+} firni_scratch;
+
+firn_pool *firni_scratch_enter(firni_stacked *stacked, firni_scratch *scratch); /* NULL: no memory */
+void firni_scratch_leave(firni_stacked *stacked, firni_scratch *scratch);
+void firni_scratch_end(firni_scratch *scratch); /* nobody uses it, and the tiers have gone */
+/* A serial cache of the same bits with blocks of another pool; NULL: no memory. */
+firn_cache *firni_cache_copy(const firn_env *env, const firn_cache *from, firn_pool *pool);
 
 /* ---- stack_list.c ------------------------------------------------------------------------------------------------ */
 
@@ -122,6 +140,7 @@ struct firni_stacked {
     /* promotion */
     firni_carried *promote_first, *promote_last;
     uint32_t n_promoting;
+    firni_scratch promote_scratch, copy_scratch;
     bool is_promoter_done, is_promoter_above; /* its thread has ended; it is inside the upper */
     /* copying */
     firni_copy_list list;
@@ -182,6 +201,7 @@ firn_tier_handle *firni_below_find_exact(firni_stacked *stacked, const firni_sta
 /* ---- stack_restore.c --------------------------------------------------------------------------------------------- */
 
 firn_reason firni_stacked_restore(firn_tier *tier, firn_tier_handle *handle, uint32_t n_tokens, firn_restored *out);
+firn_reason firni_stacked_restore_into(firn_tier *tier, firn_tier_handle *handle, firn_pool *pool, firn_restored *out);
 firn_status firni_stacked_restore_async(firn_tier *tier, firn_tier_handle *handle, uint32_t n_tokens,
                                         uint64_t deadline_ns, firn_restore_done done, void *ctx, firn_error *err);
 firn_status firni_stacked_restore_request(firn_tier *tier, firn_tier_handle *handle,

@@ -1,7 +1,10 @@
 /*
  * Promotion: what the lower gave goes into the upper, after the caller has it. Owns the queue and the thread.
  *
- *      restore --shares the blocks--> queue, bounded in number and in bytes of the pool --thread--> upper.store
+ *      restore --shares the blocks; once the caller has them, copies them--> queue --thread--> upper.store
+ *
+ * The queue is bounded in number and in bytes. It holds copies because the blocks of a restore are the pool's that
+ * requests live on: state that waits here must not keep eviction there from making room.
  *
  * Nobody waits for it. What finds no room in the queue, or an upper that has just refused a store, is dropped and
  * counted: the lower has it, and the next restore brings another chance. What has been promoted is below already, so it
@@ -61,12 +64,37 @@ firni_carried *firni_promotion_create(firni_stacked *stacked, const char *ns, co
     return carried;
 }
 
+/* Its blocks are given back before the place in the queue is: what is held never exceeds what is counted. */
+static void end(firni_stacked *stacked, firni_carried *carried, bool has_pool, uint64_t *counter)
+{
+    const uint64_t n_bytes = carried->n_bytes;
+    firni_carried_destroy(carried);
+    if (has_pool) {
+        firni_scratch_leave(stacked, &stacked->promote_scratch);
+    }
+    pthread_mutex_lock(&stacked->mutex);
+    give_back_locked(stacked, n_bytes);
+    (*counter)++;
+    pthread_cond_broadcast(&stacked->changed);
+    pthread_mutex_unlock(&stacked->mutex);
+}
+
 void firni_promotion_start(firni_stacked *stacked, firni_carried *carried)
 {
     if (carried == NULL) {
         return;
     }
+    firn_pool *pool = firni_scratch_enter(stacked, &stacked->promote_scratch);
+    if (pool == NULL || !firni_carried_move(carried, pool)) {
+        end(stacked, carried, pool != NULL, &stacked->counts.n_promotions_dropped);
+        return;
+    }
     pthread_mutex_lock(&stacked->mutex);
+    if (stacked->is_stopping) { /* a restore that ends with the stack: the thread may have gone */
+        pthread_mutex_unlock(&stacked->mutex);
+        end(stacked, carried, true, &stacked->counts.n_promotions_dropped);
+        return;
+    }
     if (stacked->promote_last == NULL) {
         stacked->promote_first = carried;
     } else {
@@ -87,19 +115,6 @@ static firni_carried *take_locked(firni_stacked *stacked)
     return carried;
 }
 
-/* Its blocks are given back before the place in the queue is: what is held never exceeds what is counted. */
-static void end(firni_stacked *stacked, firni_carried *carried, uint64_t *counter)
-{
-    const uint64_t n_bytes = carried->n_bytes;
-    firni_carried_destroy(carried);
-    pthread_mutex_lock(&stacked->mutex);
-    give_back_locked(stacked, n_bytes);
-    (*counter)++;
-    stacked->is_promoter_above = false;
-    pthread_cond_broadcast(&stacked->changed);
-    pthread_mutex_unlock(&stacked->mutex);
-}
-
 void *firni_promoter_main(void *ctx)
 {
     firni_stacked *stacked = ctx;
@@ -117,14 +132,17 @@ void *firni_promoter_main(void *ctx)
         firn_reason reason;
         const bool stored = firn_tier_store(stacked->upper, &input, &reason);
         firni_stacked_note_upper(stacked, reason);
-        end(stacked, carried, stored ? &stacked->counts.n_promoted : &stacked->counts.n_promotions_failed);
+        pthread_mutex_lock(&stacked->mutex);
+        stacked->is_promoter_above = false;
+        pthread_mutex_unlock(&stacked->mutex);
+        end(stacked, carried, true, stored ? &stacked->counts.n_promoted : &stacked->counts.n_promotions_failed);
         pthread_mutex_lock(&stacked->mutex);
     }
     stacked->is_promoter_done = true;
     firni_carried *carried;
     while ((carried = take_locked(stacked)) != NULL) {
         pthread_mutex_unlock(&stacked->mutex);
-        end(stacked, carried, &stacked->counts.n_promotions_dropped);
+        end(stacked, carried, true, &stacked->counts.n_promotions_dropped);
         pthread_mutex_lock(&stacked->mutex);
     }
     pthread_cond_broadcast(&stacked->changed);

@@ -65,6 +65,14 @@ firn_reason firni_stacked_restore(firn_tier *tier, firn_tier_handle *opaque, uin
     return reason;
 }
 
+/* From where the handle is: this is one tier's copy on its way to another, and no promotion's reason. */
+firn_reason firni_stacked_restore_into(firn_tier *tier, firn_tier_handle *opaque, firn_pool *pool, firn_restored *out)
+{
+    (void)tier;
+    firni_stacked_handle *handle = (firni_stacked_handle *)opaque;
+    return firn_tier_restore_into(handle->from, handle->handle, pool, out);
+}
+
 /* ---- on its way -------------------------------------------------------------------------------------------------- */
 
 typedef struct restore_job {

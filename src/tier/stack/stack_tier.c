@@ -19,6 +19,7 @@
 #define STORE_WAIT_NS     UINT64_C(1000000000)
 #define COPIES_MAX        1024u
 #define COPY_TOKENS_MAX   (UINT64_C(16) << 20)
+#define COPY_BYTES_MAX    (UINT64_C(4) << 30)
 #define PROMOTE_BYTES_MAX (UINT64_C(256) << 20)
 #define PROMOTIONS_MAX    16u
 #define STOP_NS           UINT64_C(5000000000)
@@ -159,6 +160,8 @@ static void free_stacked(firni_stacked *stacked)
         firni_copy_destroy(env, copy);
     }
     assert(stacked->promote_first == NULL && stacked->copying == NULL);
+    firni_scratch_end(&stacked->promote_scratch);
+    firni_scratch_end(&stacked->copy_scratch);
     (void)pthread_cond_destroy(&stacked->changed);
     (void)pthread_mutex_destroy(&stacked->mutex);
     firni_free(env, stacked);
@@ -244,6 +247,7 @@ static const firn_tier_ops stack_ops = {
     .restore_async = firni_stacked_restore_async,
     .restore_object_async = firni_stacked_restore_object_async,
     .restore_request = firni_stacked_restore_request,
+    .restore_into = firni_stacked_restore_into,
     .store = firni_stacked_store,
     .release = firni_stacked_release,
     .flush = firni_stacked_flush,
@@ -298,6 +302,7 @@ static void fill_defaults(firn_stack_options *options)
     options->copies_max = o.copies_max != 0 ? o.copies_max : COPIES_MAX;
     options->copy_tokens_max = o.copy_tokens_max != 0 ? o.copy_tokens_max : COPY_TOKENS_MAX;
     options->promote_bytes_max = o.promote_bytes_max != 0 ? o.promote_bytes_max : PROMOTE_BYTES_MAX;
+    options->copy_bytes_max = o.copy_bytes_max != 0 ? o.copy_bytes_max : COPY_BYTES_MAX;
     options->promotions_max = o.promotions_max != 0 ? o.promotions_max : PROMOTIONS_MAX;
     options->stop_ns = o.stop_ns != 0 ? o.stop_ns : STOP_NS;
 }
@@ -342,6 +347,8 @@ firn_status firn_stack_create(const firn_stack_options *options, const firn_env 
                                 .upper = options->upper,
                                 .lower = options->lower };
     fill_defaults(&stacked->options);
+    stacked->promote_scratch.budget_bytes = stacked->options.promote_bytes_max;
+    stacked->copy_scratch.budget_bytes = stacked->options.copy_bytes_max;
     stacked->used_ns = firni_now_ns(env);
     if (!init_condition(&stacked->changed)) {
         firni_free(env, stacked);
