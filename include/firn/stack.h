@@ -48,7 +48,7 @@ typedef struct firn_stack_options {
     uint32_t copies_max;           /* paths that may wait to be copied; 0: 1024 */
     uint64_t copy_tokens_max;      /* tokens of all of them; 0: 16 million, 64 MiB. Beyond either the coldest is
                                     * dropped from the list, and counted */
-    uint64_t copy_bytes_max;       /* of memory, beside the tiers' pool, that one path takes while it is copied; 0: 4 GiB.
+    uint64_t copy_bytes_max;       /* of memory, beside the tiers' pool, for one path while it is copied; 0: 4 GiB.
                                     * Larger state is not copied */
     bool no_promotion;             /* what comes from the lower stays there alone */
     uint64_t promote_bytes_max;    /* of memory, beside the tiers' pool, held by state on its way up; 0: 256 MiB. What

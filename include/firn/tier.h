@@ -208,8 +208,8 @@ firn_status firn_tier_restore_request(firn_tier *tier, firn_tier_handle *handle,
 /* restoreObjectAsync: the attachments of an entry without its caches. Errors: as above, and UNSUPPORTED. */
 firn_status firn_tier_restore_object_async(firn_tier *tier, firn_tier_handle *handle, uint64_t deadline_ns,
                                            firn_restore_done done, void *ctx, firn_error *err);
-/* All of the match, with blocks of this pool in place of those that the tier's restores take from: for who carries state
- * from one tier to another, beside the pool that requests were promised. */
+/* All of the match, with blocks of this pool in place of the tier's: for whoever carries state from one tier to another,
+ * beside the pool that requests were promised. */
 firn_reason firn_tier_restore_into(firn_tier *tier, firn_tier_handle *handle, firn_pool *pool, firn_restored *out);
 /* store: borrows live caches; true once persisted to the tier's durability. False: nothing of this call is visible that
  * was not before, *reason says why, and whoever needed persistence keeps its donor. */

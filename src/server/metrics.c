@@ -288,7 +288,7 @@ static void render_disk_state(firni_buffer *out, firn_reason now)
 {
     static const firn_reason states[] = { FIRN_REASON_NONE,      FIRN_REASON_DISABLED, FIRN_REASON_READ_ONLY,
                                           FIRN_REASON_DISK_FULL, FIRN_REASON_IO_ERROR, FIRN_REASON_GONE,
-                                          FIRN_REASON_WRONG_KEY };
+                                          FIRN_REASON_WRONG_KEY, FIRN_REASON_DEADLINE };
     head(out, "firn_disk_state", "gauge", "State of the disk tier: 1 for the one it is in.");
     for (size_t i = 0; i < sizeof states / sizeof states[0]; i++) {
         firni_buffer_format(out, "firn_disk_state{state=\"%s\"} %d\n", firn_reason_name(states[i]), states[i] == now);

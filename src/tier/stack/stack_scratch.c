@@ -2,7 +2,7 @@
  * Memory for state that is carried from one tier to the other: a pool of the stack's own, so that what requests were
  * promised of theirs stays theirs. Owns when that pool is made and given up.
  *
- * The last user that leaves gives all of it back, idle blocks included: between two copies the stack holds nothing. Only
+ * The last user that leaves gives all of it back, idle blocks included: between two copies nothing is held. Only
  * a tier that keeps what it was given in memory makes the pool stay, until the stack ends.
  */
 #include <assert.h>
