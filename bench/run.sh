@@ -39,5 +39,8 @@ for program in "$FIRN_OUT"/bench/bench_*; do
     [ -e "bench/${program##*/}.c" ] || continue
     echo
     echo "${program##*/}"
-    "$program"
+    case ${program##*/} in
+    bench_throttled | bench_write_behind) "$program" -m "$model" --threads "$threads" ;;
+    *) "$program" ;;
+    esac
 done
