@@ -6,12 +6,17 @@
  * A run is a chain of processes on one directory: each stores, looks, waits and flushes for a while, and then closes or
  * dies. So a crash may also come after a kill, while the files are still as the dead process left them in memory.
  *
+ * Some runs are of an encrypted store, compress what they have stored, note sessions, or lose their index before a process
+ * begins, which then makes it anew: a crash may come in the middle of each. An image without an index, or with one that is
+ * not complete, is rebuilt as its message says, and must then keep the same promises.
+ *
  * FIRN_CRASHES: how many crashes (2000). FIRN_CRASH_RUN: from which run on (0); a failure says which one it was.
  */
 #define _GNU_SOURCE /* dl_iterate_phdr, O_DIRECT, fallocate */
 #include <inttypes.h>
 #include <sys/wait.h>
 
+#include "firn/keep.h"
 #include "tier/crash_model.h"
 #include "tier/tier_fixture.h"
 
@@ -23,12 +28,14 @@
 #define CRASHES_DEFAULT 2000u
 #define TTL_NS          UINT64_C(3600000000000)
 #define ACKS_MAX        256u
+#define N_SESSIONS      3u   /* of the first sequences, one each */
 
 /* What a run of a kind promises. */
 typedef struct run_kind {
     const char *name;
     fixture_options geometry;
     firn_disk_options disk;
+    bool demotes, keeps_sessions, loses_index;
 } run_kind;
 
 static const run_kind kinds[] = {
@@ -43,6 +50,20 @@ static const run_kind kinds[] = {
     { .name = "none, all families", .geometry = { .schema = FIXTURE_ALL },
       .disk = { .segment_bytes = 160u << 10, .durability = FIRN_DURABILITY_NONE } },
     { .name = "batch, buffered", .disk = { .segment_bytes = 96u << 10, .buffered = true } },
+    { .name = "batch, encrypted", .geometry = { .schema = FIXTURE_ALL },
+      .disk = { .segment_bytes = 160u << 10, .key = fixture_key }, .keeps_sessions = true },
+    { .name = "batch, compressing", .geometry = { .n_kv_heads = 8, .head_dim = 32 },
+      .disk = { .segment_bytes = 256u << 10, .demote_idle_ns = 1 }, .demotes = true },
+    { .name = "batch, rebuilt", .geometry = { .schema = FIXTURE_ALL }, .disk = { .segment_bytes = 96u << 10 },
+      .keeps_sessions = true, .loses_index = true },
+    { .name = "always, encrypted, compressing, rebuilt",
+      .geometry = { .schema = FIXTURE_STATES, .n_kv_heads = 8, .head_dim = 32 },
+      .disk = { .segment_bytes = 256u << 10, .durability = FIRN_DURABILITY_ALWAYS, .demote_idle_ns = 1,
+                .key = fixture_key },
+      .demotes = true, .keeps_sessions = true, .loses_index = true },
+    { .name = "none, rebuilt",
+      .disk = { .segment_bytes = 96u << 10, .durability = FIRN_DURABILITY_NONE },
+      .keeps_sessions = true, .loses_index = true },
 };
 #define N_KINDS (sizeof kinds / sizeof kinds[0])
 
@@ -51,11 +72,59 @@ static char last_crash[200]; /* where the test is; printed when it fails */
 
 /* ---- a run, in children ------------------------------------------------------------------------------------------ */
 
-typedef enum event { EVENT_STORING = 1, EVENT_STORED, EVENT_NAMED, EVENT_FLUSHED, EVENT_HOURS } event;
+typedef enum event {
+    EVENT_STORING = 1,
+    EVENT_STORED,
+    EVENT_NAMED,
+    EVENT_FLUSHED,
+    EVENT_HOURS,
+    EVENT_SESSION
+} event;
 
 static uint64_t mark_of(event what, uint32_t sequence, uint32_t n)
 {
     return (uint64_t)what << 48 | (uint64_t)sequence << 32 | n;
+}
+
+/* What the message of a store without an index says: a new one. False: it has one. */
+static bool rebuild_if_lost(const run_kind *kind, const char *dir, const fixture *fix)
+{
+    firn_disk_options options = kind->disk;
+    options.dir = dir;
+    options.schema = &fix->schema;
+    options.pool = fix->pool;
+    firn_tier *tier = NULL;
+    firn_error err = { 0 };
+    if (firn_disk_open(&options, fix->env, &tier, &err) == FIRN_OK) {
+        firn_tier_destroy(tier);
+        return false;
+    }
+    const firn_disk_fsck_options fsck = { .key = kind->disk.key };
+    firn_disk_fsck_report report;
+    if (strstr(err.message, "firn cache fsck") == NULL || firn_disk_fsck(dir, &fsck, NULL, &report, &err) != FIRN_OK) {
+        fail_msg("%s", err.message);
+    }
+    return true;
+}
+
+static void lose_index(const char *dir)
+{
+    static const char *const names[] = { "data.mdb", "lock.mdb" };
+    for (unsigned i = 0; i < 2; i++) {
+        char path[700];
+        (void)snprintf(path, sizeof path, "%s/index/%s", dir, names[i]);
+        (void)unlink(path);
+    }
+}
+
+static void put_session(firn_tier *tier, uint32_t sequence, uint32_t n)
+{
+    const firn_session session = {
+        .id = sequence == 0 ? "0" : sequence == 1 ? "1" : "2", .ns = "", .tokens = sequences[sequence], .n_tokens = n
+    };
+    if (firn_tier_put_session(tier, &session, NULL) != FIRN_OK) {
+        _exit(4);
+    }
 }
 
 /* One process of the run: some steps, then the orderly end, or none. */
@@ -67,6 +136,12 @@ static void leg(const run_kind *kind, const char *dir, uint64_t seed, uint64_t h
     world.clock_offset_ns = hours * TTL_NS;
     fixture fix;
     fixture_init(&fix, &world.env, &kind->geometry);
+    if (kind->loses_index) {
+        if (test_rng_below(&rng, 2) == 0) {
+            lose_index(dir);
+        }
+        (void)rebuild_if_lost(kind, dir, &fix);
+    }
     firn_tier *tier = fixture_open(&fix, dir, &kind->disk);
     firn_tier_stats stats;
     firn_tier_get_stats(tier, &stats);
@@ -96,6 +171,17 @@ static void leg(const run_kind *kind, const char *dir, uint64_t seed, uint64_t h
             }
             firn_tier_get_stats(tier, &stats);
             seam_mark(mark_of(stats.written_bytes > n_written_before ? EVENT_NAMED : EVENT_STORED, sequence, n));
+            if (kind->keeps_sessions && sequence < N_SESSIONS) {
+                seam_mark(mark_of(EVENT_SESSION, sequence, n));
+                put_session(tier, sequence, n);
+            }
+            if (kind->demotes && test_rng_below(&rng, 2) == 0) {
+                firn_disk_demote_report report;
+                world.clock_offset_ns += 1000000000u;
+                if (firn_disk_demote(tier, &report, NULL) != FIRN_OK) {
+                    _exit(5);
+                }
+            }
         }
         }
     }
@@ -149,8 +235,15 @@ typedef struct ack {
     bool is_durable;
 } ack;
 
+/* Where a session was said to stand: at the first of these if it is durable, or at any that came later. */
+typedef struct said {
+    uint32_t n_tokens[ACKS_MAX], n;
+    bool is_durable;
+} said;
+
 typedef struct promises {
     firn_durability durability;
+    said sessions[N_SESSIONS];
     ack acks[ACKS_MAX];
     uint32_t n;
     uint64_t hours;
@@ -174,6 +267,17 @@ static void note_event(promises *made, uint64_t mark)
         made->acks[made->n++] = (ack){ .sequence = (uint32_t)(mark >> 32) & 0xffffu, .n_tokens = (uint32_t)mark };
         all_durable = made->durability == FIRN_DURABILITY_ALWAYS;
     }
+    if (what == EVENT_SESSION) {
+        said *session = &made->sessions[mark >> 32 & 0xffffu];
+        assert_true(session->n < ACKS_MAX);
+        session->n_tokens[session->n++] = (uint32_t)mark;
+    }
+    for (uint32_t i = 0; i < N_SESSIONS && what == EVENT_FLUSHED; i++) {
+        said *session = &made->sessions[i];
+        session->n_tokens[0] = session->n > 0 ? session->n_tokens[session->n - 1] : 0;
+        session->n = session->n > 0;
+        session->is_durable = session->n > 0;
+    }
     const bool none_durable = what == EVENT_STORING && made->durability == FIRN_DURABILITY_NONE;
     for (uint32_t i = 0; i < made->n; i++) {
         made->acks[i].is_durable = (made->acks[i].is_durable || all_durable) && !none_durable;
@@ -181,6 +285,36 @@ static void note_event(promises *made, uint64_t mark)
 }
 
 /* ---- after the crash --------------------------------------------------------------------------------------------- */
+
+static bool check_session(void *ctx, const firn_session *session)
+{
+    said *left = ctx;
+    const uint32_t sequence = (uint32_t)(session->id[0] - '0');
+    assert_true(sequence < N_SESSIONS);
+    bool was_said = false;
+    for (uint32_t i = 0; i < left[sequence].n; i++) {
+        was_said = was_said || left[sequence].n_tokens[i] == session->n_tokens;
+    }
+    if (!was_said) {
+        fail_msg("session %u stands at %u tokens; the last that was said is %u, of %u, durable %d", sequence,
+                 session->n_tokens, left[sequence].n > 0 ? left[sequence].n_tokens[left[sequence].n - 1] : 0,
+                 left[sequence].n, left[sequence].is_durable);
+    }
+    assert_memory_equal(session->tokens, sequences[sequence], session->n_tokens * sizeof(firn_token));
+    left[sequence].is_durable = false;
+    return true;
+}
+
+/* Each session that a flush has made durable stands where it stood then or was moved to later; and no other does. */
+static void check_sessions(firn_tier *tier, const promises *made)
+{
+    said left[N_SESSIONS];
+    memcpy(left, made->sessions, sizeof left);
+    assert_ok(firn_tier_each_session(tier, check_session, left, NULL));
+    for (uint32_t i = 0; i < N_SESSIONS; i++) {
+        assert_false(left[i].is_durable);
+    }
+}
 
 /* Everything a new process must find; `goes_on`: also that it can be written to. */
 static void check_image(const run_kind *kind, const char *image, const promises *made, bool goes_on, uint32_t *n_found)
@@ -192,6 +326,10 @@ static void check_image(const run_kind *kind, const char *image, const promises 
     fixture_init(&fix, &world.env, &kind->geometry);
     char dir[600];
     (void)snprintf(dir, sizeof dir, "%s/cache", image);
+    if (kind->loses_index) {
+        (void)rebuild_if_lost(kind, dir, &fix);
+        world.read_bytes = 0;
+    }
     firn_tier *tier = fixture_open(&fix, dir, &kind->disk);
     assert_true(world.read_bytes < 4096); /* the marker; no record */
     fixture_check(tier);
@@ -213,6 +351,9 @@ static void check_image(const run_kind *kind, const char *image, const promises 
             firn_restored_deinit(&restored);
             firn_tier_release(tier, match.handle);
         }
+    }
+    if (kind->keeps_sessions) {
+        check_sessions(tier, made);
     }
     firn_reason reason;
     for (uint32_t i = 0; i < N_SEQUENCES; i++) {

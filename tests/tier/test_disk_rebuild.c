@@ -242,6 +242,7 @@ static void demote(state *s)
     firn_disk_demote_report report;
     s->world.clock_offset_ns += HOUR;
     assert_ok(firn_disk_demote(s->tier, &report, NULL));
+    assert_true(report.n_demoted > 0);
 }
 
 /* Destroys and opens: flushed, and the pins of before stand again. */

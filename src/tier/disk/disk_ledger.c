@@ -96,7 +96,7 @@ static void make_anew(firni_disk *disk, firni_volume *volume)
     firni_code code = firni_crypt_random(salt, sizeof salt) ? fill(volume, &batch) : EIO;
     const uint64_t n_bytes = firni_round_up(FIRNI_LEDGER_HEAD_BYTES + batch.n_bytes, FIRNI_RECORD_ALIGN);
     if (code == 0 && firni_disk_has_room(disk, volume, n_bytes, 0)) {
-        code = firni_ledger_create(volume, &batch, disk->options.durability != FIRN_DURABILITY_NONE);
+        code = firni_ledger_create(volume, &batch);
     } else {
         code = code != 0 ? code : ENOSPC;
     }

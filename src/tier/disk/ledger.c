@@ -122,6 +122,7 @@ static bool take(firni_volume *volume, uint32_t number, const firni_crypt *crypt
     ledger->fd = fd;
     ledger->number = number;
     ledger->end = firni_round_up(stat.size_bytes, 16);
+    ledger->is_unsynced = true; /* a former process may have left it so */
     memcpy(ledger->salt, head + 32, sizeof ledger->salt);
     atomic_store(&ledger->physical_bytes, stat.physical_bytes);
     return true;
@@ -263,23 +264,25 @@ void firni_ledger_take_back(firni_volume *volume, uint64_t end)
 }
 
 /* Lines, head, name: each durable before the next. */
-static firni_code write_new(const firni_volume *volume, int fd, const firni_ledger_batch *batch, bool sync)
+static firni_code write_new(const firni_volume *volume, int fd, const firni_ledger_batch *batch)
 {
     const firn_io *io = firni_io(volume->env);
     uint8_t head[FIRNI_LEDGER_HEAD_BYTES];
     encode_head(batch->salt, id_of(batch->crypt), head);
     firni_code code = write_at(volume, fd, batch->bytes, batch->n_bytes, FIRNI_LEDGER_HEAD_BYTES);
-    if (code == 0 && sync) {
+    if (code == 0) {
         code = -io->datasync(io->ctx, fd);
     }
-    code = code == 0 ? write_at(volume, fd, head, sizeof head, 0) : code;
-    if (code == 0 && sync) {
+    if (code == 0) {
+        code = write_at(volume, fd, head, sizeof head, 0);
+    }
+    if (code == 0) {
         code = -io->datasync(io->ctx, fd);
     }
-    return code == 0 && sync ? -io->sync_dir(io->ctx, volume->dir) : code;
+    return code == 0 ? -io->sync_dir(io->ctx, volume->dir) : code;
 }
 
-firni_code firni_ledger_create(firni_volume *volume, const firni_ledger_batch *batch, bool sync)
+firni_code firni_ledger_create(firni_volume *volume, const firni_ledger_batch *batch)
 {
     const firn_io *io = firni_io(volume->env);
     firni_ledger *ledger = &volume->ledger;
@@ -292,7 +295,7 @@ firni_code firni_ledger_create(firni_volume *volume, const firni_ledger_batch *b
         return -fd;
     }
     ledger->last_number = number;
-    const firni_code code = write_new(volume, fd, batch, sync);
+    const firni_code code = write_new(volume, fd, batch);
     if (code != 0) {
         (void)io->close(io->ctx, fd);
         (void)io->unlink(io->ctx, path);
@@ -303,7 +306,7 @@ firni_code firni_ledger_create(firni_volume *volume, const firni_ledger_batch *b
     ledger->number = number;
     ledger->end = ledger->begun_bytes = FIRNI_LEDGER_HEAD_BYTES + batch->n_bytes;
     memcpy(ledger->salt, batch->salt, sizeof ledger->salt);
-    ledger->is_unsynced = !sync;
+    ledger->is_unsynced = false;
     firni_ledger_measure(volume);
     return 0;
 }

@@ -100,8 +100,8 @@ void firni_ledger_take_back(firni_volume *volume, uint64_t end);
 firni_code firni_ledger_sync(firni_volume *volume);
 /* Removes the file: what it said is in the index, or is to be forgotten. */
 void firni_ledger_give_up(firni_volume *volume);
-/* Begins a file with these lines, whose salt is not yet the volume's. On failure the old one stands. */
-firni_code firni_ledger_create(firni_volume *volume, const firni_ledger_batch *batch, bool sync);
+/* Begins a file with these lines, whose salt is not yet the volume's; it is durable. On failure the old one stands. */
+firni_code firni_ledger_create(firni_volume *volume, const firni_ledger_batch *batch);
 /* Reads all of it; text->bytes is to be freed. Nothing when there is no ledger. */
 firni_code firni_ledger_read(firni_volume *volume, const firni_crypt *crypt, firni_ledger_text *out);
 
