@@ -460,10 +460,7 @@ static int say_where(void **unused)
 
 int main(void)
 {
-    /* The disk is simulated: its images may lie in memory. */
-    if (access("/dev/shm", W_OK) == 0) {
-        (void)setenv("TMPDIR", "/dev/shm", 1);
-    }
+    fixture_use_memory();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(every_crash_leaves_what_was_durable_and_no_wrong_byte, say_where),
     };

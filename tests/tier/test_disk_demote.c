@@ -566,6 +566,7 @@ static void a_call_that_fails_changes_nothing(void **unused)
 
 int main(void)
 {
+    fixture_use_memory();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_is_idle_is_packed_and_comes_back_in_every_family),
         cmocka_unit_test(packed_and_plain_records_of_a_chain_come_back_together),

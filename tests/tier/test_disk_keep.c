@@ -436,6 +436,7 @@ static void a_damaged_object_is_a_miss_and_is_written_anew(void **in)
 
 int main(void)
 {
+    fixture_use_memory();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(what_is_pinned_stays_until_its_end, setup, teardown),
         cmocka_unit_test_setup_teardown(a_pin_is_replaced_and_removed_by_its_name, setup, teardown),

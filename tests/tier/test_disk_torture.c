@@ -13,12 +13,14 @@
 typedef struct torture_stage {
     fixture_options geometry;
     uint32_t n_fillers;
+    const uint8_t *key;
     char *seed_dir; /* a store that holds `first` and the fillers, copied for each round */
 } torture_stage;
 
 static torture_stage small_stage = { .n_fillers = 0 };
 /* All families: window blocks, states and a checkpoint for each prefix. */
 static torture_stage families_stage = { .geometry = { .schema = FIXTURE_ALL } };
+static torture_stage sealed_stage = { .geometry = { .schema = FIXTURE_ALL }, .key = fixture_key };
 static torture_stage full_stage = { .geometry = { .dtype = FIRN_DTYPE_F32, .n_kv_heads = 16, .head_dim = 96 },
                                     .n_fillers = 16 };
 static const firn_disk_options tight = { .budget_bytes = 64u << 20, .segment_bytes = 16u << 20 };
@@ -42,7 +44,9 @@ static void prepare_stage(torture_stage *stage)
     stage->seed_dir = test_dir_create();
     fixture fix;
     fixture_init(&fix, NULL, &stage->geometry);
-    firn_tier *tier = fixture_open(&fix, stage->seed_dir, &tight);
+    firn_disk_options options = tight;
+    options.key = stage->key;
+    firn_tier *tier = fixture_open(&fix, stage->seed_dir, &options);
     for (uint32_t i = 0; i < stage->n_fillers; i++) {
         assert_int_equal(fixture_store(&fix, tier, NULL, prepared.filler[i], 130), FIRN_REASON_NONE);
     }
@@ -63,6 +67,7 @@ static int prepare(void **unused)
     }
     prepare_stage(&small_stage);
     prepare_stage(&families_stage);
+    prepare_stage(&sealed_stage);
     prepare_stage(&full_stage);
     return 0;
 }
@@ -73,6 +78,8 @@ static int cleanup(void **unused)
     test_dir_remove(small_stage.seed_dir);
     test_dir_remove(families_stage.seed_dir);
     free(families_stage.seed_dir);
+    test_dir_remove(sealed_stage.seed_dir);
+    free(sealed_stage.seed_dir);
     test_dir_remove(full_stage.seed_dir);
     free(small_stage.seed_dir);
     free(full_stage.seed_dir);
@@ -137,7 +144,7 @@ static bool fetch(cast *actors, firn_tier *tier, const firn_token *tokens, uint3
 }
 
 /* One run with one fault. Returns whether the fault happened. */
-static bool run(cast *actors, test_world *world, const char *dir)
+static bool run(cast *actors, test_world *world, const char *dir, const uint8_t *key)
 {
     actors->world = world;
     actors->n_corrupt = 0;
@@ -145,6 +152,7 @@ static bool run(cast *actors, test_world *world, const char *dir)
     firn_pool *pool;
     assert_ok(firn_pool_create(&pool_options, NULL, &pool, NULL));
     firn_disk_options options = tight;
+    options.key = key;
     options.dir = dir;
     options.schema = &actors->healthy.schema;
     options.pool = pool;
@@ -172,7 +180,7 @@ static bool run(cast *actors, test_world *world, const char *dir)
     actors->world = NULL;
 
     /* Afterwards, without faults: the store is whole, and what was promised is there. */
-    tier = fixture_open(&actors->healthy, dir, &tight);
+    tier = fixture_open(&actors->healthy, dir, &options);
     fixture_check(tier);
     const bool quarantined = actors->n_corrupt > 0;
     assert_true(fetch(actors, tier, prepared.first, N_FIRST) || quarantined);
@@ -210,7 +218,7 @@ static void torture(const torture_stage *stage, const fault *kind, uint64_t firs
         world.short_io = kind->is_short;
         world.fail_on = kind->goes_on;
         *(kind->in_memory ? &world.fail_alloc_at : &world.fail_io_at) = n;
-        const bool failed = run(&actors, &world, dir);
+        const bool failed = run(&actors, &world, dir, stage->key);
         test_dir_remove(dir);
         free(dir);
         if (!failed) {
@@ -234,6 +242,7 @@ static void each_allocation_fails_once(void **unused)
     (void)unused;
     torture(&small_stage, &no_memory, 1, 2);
     torture(&families_stage, &no_memory, 2, 2);
+    torture(&sealed_stage, &no_memory, 1, 2);
     torture(&full_stage, &no_memory, 8, 7);
 }
 
@@ -242,6 +251,7 @@ static void each_io_call_fails_once_with_eio(void **unused)
     (void)unused;
     torture(&small_stage, &io_error, 1, 1);
     torture(&families_stage, &io_error, 1, 1);
+    torture(&sealed_stage, &io_error, 2, 2);
     torture(&full_stage, &io_error, 16, 3);
 }
 
@@ -256,15 +266,13 @@ static void the_disk_is_full_from_each_call_on(void **unused)
     (void)unused;
     torture(&small_stage, &no_space, 1, 2);
     torture(&families_stage, &no_space, 1, 1);
+    torture(&sealed_stage, &no_space, 1, 3);
     torture(&full_stage, &no_space, 17, 6);
 }
 
 int main(void)
 {
-    /* Some hundred copies of a store: in memory where the system has a place for it. */
-    if (access("/dev/shm", W_OK) == 0) {
-        (void)setenv("TMPDIR", "/dev/shm", 1);
-    }
+    fixture_use_memory();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(each_allocation_fails_once),
         cmocka_unit_test(each_io_call_fails_once_with_eio),

@@ -1,7 +1,7 @@
 /*
  * Every allocation and every I/O call fails once, at each place of a scenario that keeps by name what it stores below a
  * parent, and lets go of it again. What a call said was done is done, what it refused is not, the books balance, and
- * nothing leaks.
+ * nothing leaks; and when the index is lost afterwards, a new one says the same.
  */
 #include "firn/keep.h"
 #include "firn/session_file.h"
@@ -19,6 +19,7 @@ static char alice[FIRN_NAMESPACE_BYTES_MAX + 1];
 typedef struct cast {
     fixture healthy;
     firn_cache *house[FIXTURE_LAYERS_MAX], *whole[FIXTURE_LAYERS_MAX];
+    const uint8_t *key;
 } cast;
 
 /* What the calls said. */
@@ -85,7 +86,9 @@ static bool count_pin(void *ctx, const firn_pin *pin)
 /* What was kept is there, as the calls said, also for whoever opens the directory next. */
 static void compare(const cast *actors, const char *dir, const told *said)
 {
-    firn_tier *tier = fixture_open(&actors->healthy, dir, &small);
+    firn_disk_options options = small;
+    options.key = actors->key;
+    firn_tier *tier = fixture_open(&actors->healthy, dir, &options);
     fixture_check(tier);
     firn_reason reason;
     uint32_t n_pins = 0;
@@ -96,6 +99,22 @@ static void compare(const cast *actors, const char *dir, const told *said)
     const uint32_t n = fixture_fetch(&actors->healthy, tier, alice, tokens, N + 1, &reason);
     assert_int_equal(n, said->has_whole ? N : said->has_house ? N_HOUSE : 0);
     firn_tier_destroy(tier);
+}
+
+/* The same from segments and ledger alone; but a session that was noted of tokens that are not stored is gone. */
+static void compare_rebuilt(const cast *actors, const char *dir, const told *said)
+{
+    char path[700];
+    (void)snprintf(path, sizeof path, "%s/index", dir);
+    test_dir_remove(path);
+    const firn_disk_fsck_options options = { .key = actors->key };
+    firn_disk_fsck_report report;
+    assert_ok(firn_disk_fsck(dir, &options, NULL, &report, NULL));
+    told left = *said;
+    left.has_session = said->has_session && said->has_whole;
+    assert_int_equal(report.n_names_lost, said->has_session && !said->has_whole);
+    assert_int_equal(report.n_damaged + report.n_orphans, 0);
+    compare(actors, dir, &left);
 }
 
 /* A removal that failed has removed it or not: both are allowed, half of it is not. */
@@ -116,6 +135,7 @@ static void run(const cast *actors, test_world *world, const char *dir)
     told said = { .has_house = false };
     firn_disk_options options = small;
     options.dir = dir;
+    options.key = actors->key;
     options.schema = &actors->healthy.schema;
     options.pool = actors->healthy.pool;
     firn_tier *tier = NULL;
@@ -142,11 +162,14 @@ static void run(const cast *actors, test_world *world, const char *dir)
         firn_tier_destroy(tier);
     }
     compare(actors, dir, &said);
+    if (said.has_house) { /* or there may be no store at all */
+        compare_rebuilt(actors, dir, &said);
+    }
 }
 
-static void torture(bool allocations, fixture_schema schema)
+static void torture(bool allocations, fixture_schema schema, const uint8_t *key)
 {
-    cast actors;
+    cast actors = { .key = key };
     fixture_init(&actors.healthy, NULL, &(fixture_options){ .schema = schema });
     fixture_make_caches(&actors.healthy, tokens, N_HOUSE, actors.house);
     fixture_make_caches(&actors.healthy, tokens, N, actors.whole);
@@ -174,14 +197,15 @@ static void torture(bool allocations, fixture_schema schema)
 static void each_allocation_fails_once(void **state)
 {
     (void)state;
-    torture(true, FIXTURE_PLAIN);
-    torture(true, FIXTURE_ALL);
+    torture(true, FIXTURE_PLAIN, NULL);
+    torture(true, FIXTURE_ALL, fixture_key);
 }
 
 static void each_io_call_fails_once(void **state)
 {
     (void)state;
-    torture(false, FIXTURE_PLAIN);
+    torture(false, FIXTURE_PLAIN, NULL);
+    torture(false, FIXTURE_PLAIN, fixture_key);
 }
 
 static void a_session_file_needs_its_memory_or_gives_nothing(void **state)
@@ -231,6 +255,7 @@ static int prepare(void **unused)
 
 int main(void)
 {
+    fixture_use_memory();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(each_allocation_fails_once),
         cmocka_unit_test(each_io_call_fails_once),
