@@ -57,6 +57,9 @@ static firni_code read_lines(firni_fsck *job, firni_ledger_text *text)
 static void choose_last(firni_fsck *job)
 {
     uint64_t n = 0;
+    if (job->n_lines == 0) {
+        return;
+    }
     qsort(job->lines, job->n_lines, sizeof *job->lines, by_key);
     for (uint64_t i = 0; i < job->n_lines; i++) {
         const firni_fsck_line *line = &job->lines[i];
