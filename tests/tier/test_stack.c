@@ -289,6 +289,28 @@ static void a_conversation_that_grows_is_copied_once_and_written_as_a_delta(void
     rig_deinit(&rig);
 }
 
+static void attachments_that_are_worth_least_stay_above(void **unused)
+{
+    (void)unused;
+    stack_rig rig;
+    rig_init(&rig, "least", NULL, FIXTURE_PLAIN);
+    assert_int_equal(fixture_store(&rig.fix, rig.tier, "", rig.tokens, 300), FIRN_REASON_NONE);
+    const firn_attachment note = { .schema = "firn.note.1" };
+    firn_store_input input = { .tokens = rig.tokens, .n_tokens = 200, .attachments = &note, .n_attachments = 1,
+                               .priority = FIRN_PRIORITY_MIN };
+    firn_reason reason;
+    assert_true(firn_tier_store(rig.tier, &input, &reason));
+    assert_true(firn_tier_flush(rig.tier, RIG_LONG_NS).durable);
+    assert_int_equal(rig_stats(&rig).n_copied, 1);
+    assert_true(rig_has(rig.disks[1], rig.tokens, 300));
+    /* Those that somebody may need go down as state does. */
+    input.priority = 0;
+    assert_true(firn_tier_store(rig.tier, &input, &reason));
+    assert_true(firn_tier_flush(rig.tier, RIG_LONG_NS).durable);
+    assert_int_equal(rig_stats(&rig).n_copied, 2);
+    rig_deinit(&rig);
+}
+
 static void the_list_of_what_waits_is_bounded_and_counted(void **unused)
 {
     (void)unused;
@@ -393,6 +415,7 @@ int main(void)
         cmocka_unit_test(an_idle_stack_copies_down_and_a_busy_one_does_not),
         cmocka_unit_test(a_flush_copies_what_is_left_and_says_what_is_missing),
         cmocka_unit_test(a_conversation_that_grows_is_copied_once_and_written_as_a_delta),
+        cmocka_unit_test(attachments_that_are_worth_least_stay_above),
         cmocka_unit_test(the_list_of_what_waits_is_bounded_and_counted),
         cmocka_unit_test(copying_needs_nothing_of_the_pool),
         cmocka_unit_test(a_new_process_finds_what_either_holds),

@@ -71,9 +71,12 @@ bool firni_stacked_store(firn_tier *tier, const firn_store_input *input, firn_re
     bool stored = firn_tier_store(stacked->upper, input, reason);
     const bool is_above = stored;
     firni_stacked_note_upper(stacked, *reason);
-    if (is_above) {
+    /* Attachments alone that are worth less than any state save less than their way down costs, and would take their
+     * state there as worth as little. */
+    const bool is_least = input->n_caches == 0 && input->n_tokens > 0 && input->priority == FIRN_PRIORITY_MIN;
+    if (is_above && !is_least) {
         firni_copy_note(stacked, input, NULL, 0);
-    } else if (firni_is_fault(*reason)) {
+    } else if (!is_above && firni_is_fault(*reason)) {
         stored = store_low(stacked, input) == FIRN_REASON_NONE;
         *reason = stored ? FIRN_REASON_NONE : *reason; /* the upper's: that is what has to be seen to */
     }
