@@ -16,7 +16,8 @@
  *    Stores wait for the copying, store_wait_ns at most, when more than half of the upper's budget has not been copied.
  *    State that was evicted before it was copied is counted (n_lost).
  *  - What waits to be copied is forgotten with the process (not with a flush, which copies it): it stays in the upper,
- *    and goes down with the next store of a path that continues it.
+ *    and goes down with the next store of a path that continues it. Pins and ends of sessions are looked at again when
+ *    a stack begins.
  *  - A prefix comes from one of the two tiers whole, never from both in parts.
  *  - The lower may hang. Nobody waits for it longer than lower_deadline_ns, and nobody asks it again before it has
  *    answered, or before a pause that doubles up to 30 s. The upper serves meanwhile.

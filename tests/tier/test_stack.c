@@ -405,6 +405,7 @@ static void the_figures_are_those_of_both(void **unused)
 
 int main(void)
 {
+    rig_use_memory();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_stack_says_which_tiers_cannot_lie_over_each_other),
         cmocka_unit_test(the_lower_is_asked_only_for_what_the_upper_lacks),

@@ -1,8 +1,6 @@
 /*
  * Stacks of which one tier fails, is lost, is full, or hangs: what is served, what is kept, and how long anybody waits.
  */
-#include <unistd.h>
-
 #include "tier/stack_rig.h"
 
 static const firn_reason faults[] = { FIRN_REASON_DISK_FULL, FIRN_REASON_READ_ONLY, FIRN_REASON_GONE,
@@ -329,6 +327,7 @@ static void what_was_lost_before_it_was_copied_is_counted(void **unused)
 
 int main(void)
 {
+    rig_use_memory();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_the_upper_refuses_the_lower_keeps_at_once),
         cmocka_unit_test(a_restore_that_fails_above_comes_from_below),

@@ -69,6 +69,32 @@ static void a_pin_follows_its_path_down(void **unused)
     rig_deinit(&rig);
 }
 
+static void what_has_a_name_goes_down_after_a_crash(void **unused)
+{
+    (void)unused;
+    stack_rig rig;
+    rig_init(&rig, "crash", NULL, FIXTURE_ALL);
+    assert_int_equal(fixture_store(&rig.fix, rig.tier, "", rig.tokens, 200), FIRN_REASON_NONE);
+    assert_int_equal(fixture_store(&rig.fix, rig.tier, "n", rig.tokens + 500, 150), FIRN_REASON_NONE);
+    const firn_pin pin = make_pin(&rig, "p", 200);
+    assert_ok(firn_tier_pin(rig.tier, &pin, NULL));
+    firn_session session = { .id = "a", .ns = "n", .tokens = rig.tokens + 500, .n_tokens = 150, .used_wall_ns = 7 };
+    assert_ok(firn_tier_put_session(rig.tier, &session, NULL));
+    session.id = "evicted long ago";
+    session.n_tokens = 151;
+    assert_ok(firn_tier_put_session(rig.tier, &session, NULL));
+    firn_tier_destroy(rig.tier); /* without a flush the list is lost, as in a crash */
+    rig_open(&rig, NULL, NULL);
+    assert_false(rig_has(rig.disks[1], rig.tokens, 200));
+    assert_true(firn_tier_flush(rig.tier, RIG_LONG_NS).durable);
+    assert_true(rig_has(rig.disks[1], rig.tokens, 200) && n_pins(rig.disks[1]) == 1);
+    const firn_match match = firn_tier_find_exact(rig.disks[1], rig.tokens + 500, 150, "n");
+    assert_non_null(match.handle);
+    firn_tier_release(rig.disks[1], match.handle);
+    assert_int_equal(rig_stats(&rig).n_lost, 0);
+    rig_deinit(&rig);
+}
+
 static void a_pin_that_was_removed_does_not_come_back(void **unused)
 {
     (void)unused;
@@ -224,7 +250,11 @@ static void objects_are_in_both_and_the_newer_counts(void **unused)
     names list = { .n = 0 };
     assert_ok(firn_tier_each_object(rig.tier, add_object, &list, NULL));
     assert_int_equal(list.n, 2);
-    assert_ok(firn_tier_remove_object(rig.tier, "", "k", NULL));
+    firn_status removed; /* BUSY: the read's own promise ends a moment after its answer */
+    while ((removed = firn_tier_remove_object(rig.tier, "", "k", NULL)) == FIRN_ERR_BUSY) {
+        rig_nap();
+    }
+    assert_ok(removed);
     assert_false(holds(rig.tier, "k", "two") || holds(rig.disks[1], "k", "two"));
     assert_ok(firn_tier_remove_object(rig.tier, "", "only", NULL));
     assert_status(firn_tier_remove_object(rig.tier, "", "only", NULL), FIRN_ERR_NOT_FOUND);
@@ -251,8 +281,10 @@ static void what_is_forgotten_is_in_neither_and_does_not_go_down(void **unused)
 
 int main(void)
 {
+    rig_use_memory();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_pin_follows_its_path_down),
+        cmocka_unit_test(what_has_a_name_goes_down_after_a_crash),
         cmocka_unit_test(a_pin_that_was_removed_does_not_come_back),
         cmocka_unit_test(a_name_that_is_pinned_anew_means_the_new_path_in_both),
         cmocka_unit_test(what_only_the_lower_has_can_be_pinned),

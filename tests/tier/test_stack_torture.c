@@ -2,8 +2,6 @@
  * Stacks under random operations: a small upper that evicts over a large lower, against a list that remembers all;
  * every allocation failing in turn; many threads at once.
  */
-#include <unistd.h>
-
 #include "tier/stack_rig.h"
 
 #define N_SEQUENCES 36u
@@ -300,10 +298,7 @@ static void many_threads_may_use_a_stack_at_once(void **unused)
 
 int main(void)
 {
-    /* Thousands of commits: on a file system in memory a sync costs nothing. */
-    if (access("/dev/shm", W_OK) == 0) {
-        (void)setenv("TMPDIR", "/dev/shm", 1);
-    }
+    rig_use_memory();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_small_upper_over_a_large_lower_forgets_nothing),
         cmocka_unit_test(each_allocation_of_the_stack_fails_once),

@@ -193,7 +193,7 @@ static void finish_locked(firni_stacked *stacked, copy_outcome outcome)
         stacked->n_refusals = 0;
         stacked->is_copier_slow = false;
         stacked->counts.n_copied += outcome == COPY_DONE;
-        stacked->counts.n_lost += outcome == COPY_LOST;
+        stacked->counts.n_lost += outcome == COPY_LOST && !copy->is_resumed;
         stacked->counts.n_copies_dropped += outcome == COPY_REFUSED;
         firni_copy_destroy(stacked->env, copy);
     }
@@ -203,7 +203,12 @@ static void finish_locked(firni_stacked *stacked, copy_outcome outcome)
 void *firni_copier_main(void *ctx)
 {
     firni_stacked *stacked = ctx;
+    set_above(stacked, true);
+    firni_copy_resume(stacked);
+    set_above(stacked, false);
     pthread_mutex_lock(&stacked->mutex);
+    stacked->has_resumed = true;
+    pthread_cond_broadcast(&stacked->changed);
     while (!stacked->is_stopping) {
         const uint64_t wait_ns = rest_of_wait_locked(stacked);
         if (wait_ns > 0) {
@@ -236,21 +241,17 @@ static bool is_whole(const firn_store_input *input)
 
 void firni_copy_note(firni_stacked *stacked, const firn_store_input *input, const char *pin, uint64_t until_wall_ns)
 {
-    const firn_env *env = stacked->env;
-    firni_copy *copy = firni_calloc(env, 1, sizeof *copy);
-    if (copy != NULL) {
-        *copy = (firni_copy){ .ns = firni_strdup(env, input->ns),
-                              .tokens = firni_tokens_copy(env, input->tokens, input->n_tokens),
+    const firni_copy path = { .ns = (char *)(uintptr_t)input->ns,
+                              .tokens = (firn_token *)(uintptr_t)input->tokens,
                               .n_tokens = input->n_tokens,
                               .n_bytes = firni_input_bytes(input),
                               .priority = input->priority,
                               .has_attachments = input->n_attachments > 0,
                               .is_whole = is_whole(input),
-                              .pin = pin != NULL ? firni_strdup(env, pin) : NULL,
+                              .pin = (char *)(uintptr_t)pin,
                               .until_wall_ns = until_wall_ns };
-    }
-    const bool is_good = copy != NULL && copy->ns != NULL && copy->tokens != NULL &&
-                         copy->n_tokens <= stacked->options.copy_tokens_max && (pin == NULL || copy->pin != NULL);
+    firni_copy *copy = firni_copy_create(stacked->env, &path);
+    const bool is_good = copy != NULL && copy->n_tokens <= stacked->options.copy_tokens_max;
     pthread_mutex_lock(&stacked->mutex);
     if (is_good) {
         firni_copy_append_locked(stacked, copy);
@@ -260,7 +261,7 @@ void firni_copy_note(firni_stacked *stacked, const firn_store_input *input, cons
     }
     pthread_mutex_unlock(&stacked->mutex);
     if (!is_good) {
-        firni_copy_destroy(env, copy);
+        firni_copy_destroy(stacked->env, copy);
     }
 }
 
@@ -339,15 +340,15 @@ static void copy_all(firni_stacked *stacked, uint64_t started_ns, uint64_t bound
     stacked->n_refusals = 0;
     pthread_cond_broadcast(&stacked->changed);
     uint64_t elapsed_ns = firni_now_ns(stacked->env) - started_ns;
-    while ((stacked->list.n > 0 || stacked->copying != NULL) && elapsed_ns < bound_ns && !stacked->is_stopping &&
-           stacked->n_refusals < REFUSALS_MAX && stacked->n_stuck == 0) {
+    while ((stacked->list.n > 0 || stacked->copying != NULL || !stacked->has_resumed) && elapsed_ns < bound_ns &&
+           !stacked->is_stopping && stacked->n_refusals < REFUSALS_MAX && stacked->n_stuck == 0) {
         firni_stacked_wait_locked(stacked, bound_ns - elapsed_ns);
         elapsed_ns = firni_now_ns(stacked->env) - started_ns;
     }
     stacked->n_flushing--;
     report->n_flushed += stacked->counts.n_copied - n_before;
     report->n_failed += stacked->counts.n_lost - n_lost;
-    report->n_missing += stacked->list.n + (stacked->copying != NULL);
+    report->n_missing += stacked->list.n + (stacked->copying != NULL || !stacked->has_resumed);
     pthread_mutex_unlock(&stacked->mutex);
 }
 

@@ -10,6 +10,7 @@
  *      stack_promote.c   from the lower into the upper, behind the caller's back
  *      stack_store.c     stores: the upper, else the lower
  *      stack_list.c      which paths the lower still lacks
+ *      stack_resume.c    what a former process had not copied
  *      stack_copy.c      from the upper into the lower, when there is time; flushing
  *      stack_keep.c      what is kept by name in both
  *      stack_listing.c   lists of names from both
@@ -90,6 +91,7 @@ typedef struct firni_copy {
     bool is_whole;          /* what can be resumed of it includes each shorter prefix */
     char *pin;              /* to be pinned below under this name; NULL: not */
     uint64_t until_wall_ns;
+    bool is_resumed;        /* it is looked at again after a start, and need not be above any more */
     bool is_unpinned;       /* the pin was removed while this was being copied */
 } firni_copy;
 
@@ -100,6 +102,8 @@ typedef struct firni_copy_list {
     uint64_t n_tokens, n_bytes;
 } firni_copy_list;
 
+/* A copy of it with memory of its own; NULL: none. */
+firni_copy *firni_copy_create(const firn_env *env, const firni_copy *from);
 void firni_copy_destroy(const firn_env *env, firni_copy *copy); /* accepts NULL */
 /* Appends the copy, whose path takes the place of those that it makes needless. */
 void firni_copy_append_locked(firni_stacked *stacked, firni_copy *copy);
@@ -150,6 +154,7 @@ struct firni_stacked {
     uint32_t n_refusals;        /* in a row */
     bool is_copier_slow;        /* a store has waited in vain, and nothing was copied since */
     bool is_copier_done, is_copier_above;
+    bool has_resumed;           /* the copier has looked at what the upper knows by name */
 };
 
 firni_stacked *firni_stacked_of(firn_tier *tier);
@@ -229,6 +234,8 @@ void firni_copy_note(firni_stacked *stacked, const firn_store_input *input, cons
 /* Before the upper is given more: waits, with a bound, while too much of it has not been copied. */
 void firni_copy_make_way(firni_stacked *stacked);
 void *firni_copier_main(void *ctx);
+/* stack_resume.c: notes what the upper knows by name, in the beginning. */
+void firni_copy_resume(firni_stacked *stacked);
 firn_flush_report firni_stacked_flush(firn_tier *tier, uint64_t bound_ns);
 
 /* ---- stack_keep.c, stack_listing.c ------------------------------------------------------------------------------- */

@@ -13,6 +13,24 @@
 
 #include "tier/stack/stack_impl.h"
 
+firni_copy *firni_copy_create(const firn_env *env, const firni_copy *from)
+{
+    firni_copy *copy = firni_calloc(env, 1, sizeof *copy);
+    if (copy == NULL) {
+        return NULL;
+    }
+    *copy = *from;
+    copy->next = NULL;
+    copy->ns = firni_strdup(env, from->ns);
+    copy->tokens = firni_tokens_copy(env, from->tokens, from->n_tokens);
+    copy->pin = from->pin != NULL ? firni_strdup(env, from->pin) : NULL;
+    if (copy->ns == NULL || copy->tokens == NULL || (from->pin != NULL && copy->pin == NULL)) {
+        firni_copy_destroy(env, copy);
+        return NULL;
+    }
+    return copy;
+}
+
 void firni_copy_destroy(const firn_env *env, firni_copy *copy)
 {
     if (copy != NULL) {
@@ -74,6 +92,7 @@ static void inherit(firni_copy *copy, firni_copy *old)
         return;
     }
     copy->has_attachments = copy->has_attachments || old->has_attachments;
+    copy->is_resumed = copy->is_resumed && old->is_resumed;
     copy->is_whole = copy->is_whole || old->is_whole;
     if (copy->pin == NULL) {
         copy->pin = old->pin;
