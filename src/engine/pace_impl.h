@@ -30,9 +30,10 @@
 #define FIRNI_PACE_NS_NONE   UINT64_C(3600000000000)
 /* What a step brings of prompts at least, unless the rows' own step is not known yet. */
 #define FIRNI_PACE_TOKENS_MIN 4u
-/* A step is planned to take the bound divided by at least, and at most, this. */
+/* A step is planned to take the bound divided by at least, and at most, this. Where steps vary more, on a machine with
+ * many times more work than processors, smaller chunks do not keep the bound either, and hold the prompt up. */
 #define FIRNI_PACE_EXCESS_MIN 1.05
-#define FIRNI_PACE_EXCESS_MAX 1.6
+#define FIRNI_PACE_EXCESS_MAX 1.35
 
 typedef struct firni_pace_class {
     double plain_ns;
