@@ -31,7 +31,7 @@
 /* What a step brings of prompts at least, unless the rows' own step is not known yet. */
 #define FIRNI_PACE_TOKENS_MIN 4u
 /* A step is planned to take the bound divided by at least, and at most, this. Where steps vary more, on a machine with
- * many times more work than processors, smaller chunks do not keep the bound either, and hold the prompt up. */
+ * many times more work than processors, the bound is given up rather than the prompt held up further. */
 #define FIRNI_PACE_EXCESS_MIN 1.05
 #define FIRNI_PACE_EXCESS_MAX 1.35
 
