@@ -1,9 +1,11 @@
 /*
  * The block pool: reference-counted, page-aligned memory within one byte budget.
  *
- * A block is two allocations: a small header, and the data that direct I/O reads into and writes from. A freed block
- * keeps both and goes to the idle list of its size, so that a steady load never calls the allocator. Idle blocks count
- * against the budget; they are given back when a block of another size needs their room.
+ * A block is a small header, and the data that direct I/O reads into and writes from; both are parts of a slab
+ * (pool_impl.h), or two allocations where a slab would be too much. A freed block goes to the idle list of its size, so
+ * that a steady load never calls the allocator. Idle blocks count against the budget; they are given back when a block
+ * of another size needs their room. What is left of one that was in a slab is hollow, and waits in a list like the idle
+ * ones to be used again.
  *
  *      idle --> [96 KiB] --next_size--> [32 KiB] --next_size--> NULL      one block of each size that has any
  *                  |                        |
@@ -19,32 +21,23 @@
  */
 #include <assert.h>
 #include <pthread.h>
-#include <stdatomic.h>
 #include <string.h>
 
-#include "array/array_impl.h"
+#include "array/pool_impl.h"
 #include "base/base_impl.h"
-
-struct firn_block {
-    firn_pool *pool;
-    uint8_t *data;
-    size_t n_bytes;
-    atomic_uint refs;
-    firn_block *next_same; /* guarded by pool->mutex; only while idle */
-    firn_block *next_size; /* guarded by pool->mutex; only while idle and first of its size */
-};
 
 struct firn_pool {
     const firn_env *env;
     pthread_mutex_t mutex;
     firn_pool_stats stats; /* guarded by mutex, except for the constant budget_bytes */
     firn_block *idle;      /* guarded by mutex */
+    firn_block *hollow;    /* guarded by mutex: blocks of slabs, without memory, which count for nothing */
 };
 
-/* ---- idle lists; the caller holds the mutex ---------------------------------------------------------------------- */
+/* ---- lists by size; the caller holds the mutex ------------------------------------------------------------------- */
 
 /* Takes the first block of the size that *link stands for; the next of the same size moves up into its place. */
-static firn_block *idle_pop(firn_pool *pool, firn_block **link)
+static firn_block *list_pop(firn_block **link)
 {
     firn_block *block = *link;
     if (block->next_same != NULL) {
@@ -55,34 +48,84 @@ static firn_block *idle_pop(firn_pool *pool, firn_block **link)
     }
     block->next_same = NULL;
     block->next_size = NULL;
-    pool->stats.idle_bytes -= block->n_bytes;
     return block;
 }
 
-/* Last in, first out: the block that was freed last is the one that may still be in a cache. */
-static void idle_push(firn_pool *pool, firn_block *block)
+/* Where the first block of a size is, or would be. */
+static firn_block **list_find(firn_block **list, size_t n_bytes)
 {
-    firn_block **link = &pool->idle;
-    while (*link != NULL && (*link)->n_bytes != block->n_bytes) {
+    firn_block **link = list;
+    while (*link != NULL && (*link)->n_bytes != n_bytes) {
         link = &(*link)->next_size;
     }
+    return link;
+}
+
+/* Last in, first out: the block that was freed last is the one that may still be in a cache. */
+static void list_push(firn_block **list, firn_block *block)
+{
+    firn_block **link = list_find(list, block->n_bytes);
     if (*link != NULL) {
         block->next_size = (*link)->next_size;
         (*link)->next_size = NULL;
     }
     block->next_same = *link;
     *link = block;
+}
+
+static firn_block *idle_pop(firn_pool *pool, firn_block **link)
+{
+    firn_block *block = list_pop(link);
+    pool->stats.idle_bytes -= block->n_bytes;
+    return block;
+}
+
+static void idle_push(firn_pool *pool, firn_block *block)
+{
+    list_push(&pool->idle, block);
     pool->stats.idle_bytes += block->n_bytes;
 }
 
 static firn_block *idle_take(firn_pool *pool, size_t n_bytes)
 {
-    for (firn_block **link = &pool->idle; *link != NULL; link = &(*link)->next_size) {
-        if ((*link)->n_bytes == n_bytes) {
-            return idle_pop(pool, link);
+    firn_block **link = list_find(&pool->idle, n_bytes);
+    return *link != NULL ? idle_pop(pool, link) : NULL;
+}
+
+static void hollow_push(firn_pool *pool, firn_block *block)
+{
+    list_push(&pool->hollow, block);
+    block->slab->n_hollow++;
+}
+
+static firn_block *hollow_take(firn_pool *pool, size_t n_bytes)
+{
+    firn_block **link = list_find(&pool->hollow, n_bytes);
+    firn_block *block = *link != NULL ? list_pop(link) : NULL;
+    if (block != NULL) {
+        block->slab->n_hollow--;
+    }
+    return block;
+}
+
+/* Takes all blocks of a slab out of the hollow list: they are going to be freed with it. */
+static void hollow_remove(firn_pool *pool, const firni_slab *slab)
+{
+    firn_block **first = list_find(&pool->hollow, slab->blocks[0].n_bytes);
+    firn_block *next_size = *first != NULL ? (*first)->next_size : NULL;
+    firn_block *kept = NULL;
+    for (firn_block *block = *first, *next; block != NULL; block = next) {
+        next = block->next_same;
+        if (block->slab != slab) {
+            block->next_same = kept;
+            block->next_size = NULL;
+            kept = block;
         }
     }
-    return NULL;
+    if (kept != NULL) {
+        kept->next_size = next_size;
+    }
+    *first = kept != NULL ? kept : next_size;
 }
 
 static void count_used(firn_pool *pool, size_t n_bytes)
@@ -104,6 +147,53 @@ static void block_free_memory(const firn_env *env, firn_block *block)
     }
 }
 
+/* Gives back what an idle block holds. The last one of a slab takes the slab along. */
+static void give_back(firn_pool *pool, firn_block *block)
+{
+    if (block->slab == NULL) {
+        block_free_memory(pool->env, block);
+        return;
+    }
+    firni_slab *slab = block->slab;
+    firni_slab_hollow_out(block);
+    (void)pthread_mutex_lock(&pool->mutex);
+    hollow_push(pool, block);
+    const bool is_done = slab->n_hollow == slab->n_blocks;
+    if (is_done) {
+        hollow_remove(pool, slab);
+    }
+    (void)pthread_mutex_unlock(&pool->mutex);
+    if (is_done) {
+        firni_slab_destroy(slab, pool->env);
+    }
+}
+
+/* The first block of a new slab; the others become idle, as far as the budget has room for them, or hollow. NULL where
+ * there is to be no slab, or no memory for one. Nothing of a slab is in memory until it is written to. */
+static firn_block *block_of_new_slab(firn_pool *pool, size_t n_bytes)
+{
+    const size_t slab_bytes = firni_slab_bytes(n_bytes, pool->stats.budget_bytes);
+    firni_slab *slab = slab_bytes != 0 ? firni_slab_create(pool, n_bytes, slab_bytes, pool->env) : NULL;
+    if (slab == NULL) {
+        return NULL;
+    }
+    uint32_t n_hollow = 0;
+    (void)pthread_mutex_lock(&pool->mutex);
+    for (uint32_t i = slab->n_blocks - 1; i > 0; i--) {
+        if (n_bytes <= pool->stats.budget_bytes - pool->stats.used_bytes - pool->stats.idle_bytes) {
+            idle_push(pool, &slab->blocks[i]);
+        } else {
+            hollow_push(pool, &slab->blocks[i]);
+            n_hollow++;
+        }
+    }
+    (void)pthread_mutex_unlock(&pool->mutex);
+    if (n_hollow > 0) {
+        firni_slab_hollow_out(&slab->blocks[0]); /* small pages, so that hollow ones stay out of memory */
+    }
+    return &slab->blocks[0];
+}
+
 /* Without a reference yet; the data is not zeroed, because a reused block needs that as well. */
 static firn_block *block_new_memory(firn_pool *pool, size_t n_bytes)
 {
@@ -122,11 +212,12 @@ static firn_block *block_new_memory(firn_pool *pool, size_t n_bytes)
     return block;
 }
 
-static void free_list(const firn_env *env, firn_block *list)
+static void give_back_list(firn_pool *pool, firn_block *list)
 {
     while (list != NULL) {
         firn_block *next = list->next_same;
-        block_free_memory(env, list);
+        list->next_same = NULL;
+        give_back(pool, list);
         list = next;
     }
 }
@@ -161,9 +252,9 @@ void firn_pool_destroy(firn_pool *pool)
     /* A live block would point into freed memory when it is released. */
     assert(pool->stats.n_blocks == 0 && pool->stats.used_bytes == 0);
     while (pool->idle != NULL) {
-        block_free_memory(pool->env, idle_pop(pool, &pool->idle));
+        give_back(pool, idle_pop(pool, &pool->idle));
     }
-    assert(pool->stats.idle_bytes == 0);
+    assert(pool->stats.idle_bytes == 0 && pool->hollow == NULL);
     (void)pthread_mutex_destroy(&pool->mutex);
     firni_free(pool->env, pool);
 }
@@ -192,8 +283,8 @@ void firni_pool_count_copied(firn_pool *pool, uint64_t n_bytes)
 
 /* ---- blocks ------------------------------------------------------------------------------------------------------ */
 
-/* Makes room in the budget for n_bytes and counts them as used. An idle block of this size comes back in *reused.
- * Otherwise the caller has to allocate, after releasing *evicted: the idle blocks whose room was needed. */
+/* Makes room in the budget for n_bytes and counts them as used. An idle or hollow block of this size comes back in
+ * *reused. Otherwise the caller has to allocate, after releasing *evicted: the idle blocks whose room was needed. */
 static bool take_room(firn_pool *pool, size_t n_bytes, firn_block **reused, firn_block **evicted, uint64_t *used_bytes)
 {
     *evicted = NULL;
@@ -209,6 +300,9 @@ static bool take_room(firn_pool *pool, size_t n_bytes, firn_block **reused, firn
             *evicted = block;
         }
         count_used(pool, n_bytes);
+        if (*reused == NULL) {
+            *reused = hollow_take(pool, n_bytes);
+        }
     } else {
         pool->stats.n_refused++;
     }
@@ -251,7 +345,10 @@ firn_status firni_block_alloc_undefined(firn_pool *pool, size_t n_bytes, firn_bl
                           (unsigned long long)used_bytes, (unsigned long long)pool->stats.budget_bytes);
     }
     /* Evicted memory goes before new memory comes: the process never holds more than the budget for this call. */
-    free_list(pool->env, evicted);
+    give_back_list(pool, evicted);
+    if (block == NULL) {
+        block = block_of_new_slab(pool, n_bytes);
+    }
     if (block == NULL) {
         block = block_new_memory(pool, n_bytes);
     }

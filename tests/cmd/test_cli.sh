@@ -391,6 +391,39 @@ call bench --prompt 0 --draft ngram --draft-gen 40 --runs 1
 speeds() { exits 0 && out_has 'repeating text, guessing .*times plain .*guesses held'; }
 check 'bench --draft compares with plain decode' speeds
 
+# ---- packed weights ----
+
+call synth --arch llama --params 48M --type q8_0 -o "$dir/large.gguf"
+check 'a model is made whose weights are worth keeping' exits 0
+start() { call run -m "$dir/large.gguf" --cache-dir "$dir/start" --disk-budget "$1" --temp 0 -n 3 --ignore-end 'a'; }
+n_packed() { [ "$(find "$dir/start" -name '*.packed' | wc -l)" -eq "$1" ]; }
+start 64M
+small() { exits 0 && n_packed 0; }
+check 'packed weights take at most half of the disk budget' small
+cp "$dir/out" "$dir/plain"
+start 256M
+kept() { exits 0 && n_packed 1 && cmp -s "$dir/out" "$dir/plain"; }
+check 'the first start leaves packed weights in the cache directory' kept
+ls -i "$dir/start/packed" >"$dir/before"
+start 256M
+same_file() { kept && ls -i "$dir/start/packed" | cmp -s - "$dir/before"; }
+check 'the next start maps them, and answers the same' same_file
+call bench -m "$dir/large.gguf" --packed-dir "$dir/start/packed" --prompt 4 --gen 0 --runs 1
+check 'bench --packed-dir says that weights are mapped' out_has '^opened in [0-9.]+ s, weights mapped as packed before$'
+call cache stat --cache-dir "$dir/start"
+check 'cache stat says what they take' out_has '^weights     [1-9][0-9.]* MiB packed, beside that$'
+call cache wipe --cache-dir "$dir/start"
+wiped() { exits 0 && [ ! -e "$dir/start/packed" ]; }
+check 'cache wipe removes them' wiped
+mkdir "$dir/only" && "$firn" run -m "$dir/large.gguf" --no-disk --packed-dir "$dir/only/packed" -n 1 a >"$dir/out" 2>"$dir/err"
+call run -m "$dir/large.gguf" --cache-dir "$dir/only" -n 1 a
+taken() { exits 0 && [ -e "$dir/only/firn.lock" ] && ! err_has 'disk cache:'; }
+check 'a directory that holds packed weights alone becomes a cache' taken
+call run -m "$dir/large.gguf" --cache-dir "$dir/never" --packed-dir off -n 1 a
+unpacked() { exits 0 && [ ! -e "$dir/never/packed" ]; }
+check '--packed-dir off keeps nothing' unpacked
+rm -f "$dir/large.gguf"
+
 # ---- bench, tiny ----
 
 call bench --prompt 80 --depth 70 --gen 6 --batch 1,3 --runs 2 --chunk 32 --ttft 200 --cache-dir "$dir" --json
