@@ -32,6 +32,7 @@ struct firn_pool {
     firn_pool_stats stats; /* guarded by mutex, except for the constant budget_bytes */
     firn_block *idle;      /* guarded by mutex */
     firn_block *hollow;    /* guarded by mutex: blocks of slabs, without memory, which count for nothing */
+    firni_slab *slabs;     /* guarded by mutex */
 };
 
 /* ---- lists by size; the caller holds the mutex ------------------------------------------------------------------- */
@@ -108,6 +109,27 @@ static firn_block *hollow_take(firn_pool *pool, size_t n_bytes)
     return block;
 }
 
+static void slab_link(firn_pool *pool, firni_slab *slab)
+{
+    slab->next = pool->slabs;
+    if (slab->next != NULL) {
+        slab->next->previous = slab;
+    }
+    pool->slabs = slab;
+}
+
+static void slab_unlink(firn_pool *pool, firni_slab *slab)
+{
+    if (slab->previous != NULL) {
+        slab->previous->next = slab->next;
+    } else {
+        pool->slabs = slab->next;
+    }
+    if (slab->next != NULL) {
+        slab->next->previous = slab->previous;
+    }
+}
+
 /* Takes all blocks of a slab out of the hollow list: they are going to be freed with it. */
 static void hollow_remove(firn_pool *pool, const firni_slab *slab)
 {
@@ -161,6 +183,7 @@ static void give_back(firn_pool *pool, firn_block *block)
     const bool is_done = slab->n_hollow == slab->n_blocks;
     if (is_done) {
         hollow_remove(pool, slab);
+        slab_unlink(pool, slab);
     }
     (void)pthread_mutex_unlock(&pool->mutex);
     if (is_done) {
@@ -179,6 +202,7 @@ static firn_block *block_of_new_slab(firn_pool *pool, size_t n_bytes)
     }
     uint32_t n_hollow = 0;
     (void)pthread_mutex_lock(&pool->mutex);
+    slab_link(pool, slab);
     for (uint32_t i = slab->n_blocks - 1; i > 0; i--) {
         if (n_bytes <= pool->stats.budget_bytes - pool->stats.used_bytes - pool->stats.idle_bytes) {
             idle_push(pool, &slab->blocks[i]);
@@ -251,10 +275,18 @@ void firn_pool_destroy(firn_pool *pool)
     }
     /* A live block would point into freed memory when it is released. */
     assert(pool->stats.n_blocks == 0 && pool->stats.used_bytes == 0);
+    /* Blocks of slabs go with their slabs. */
     while (pool->idle != NULL) {
-        give_back(pool, idle_pop(pool, &pool->idle));
+        firn_block *block = idle_pop(pool, &pool->idle);
+        if (block->slab == NULL) {
+            block_free_memory(pool->env, block);
+        }
     }
-    assert(pool->stats.idle_bytes == 0 && pool->hollow == NULL);
+    assert(pool->stats.idle_bytes == 0);
+    for (firni_slab *slab = pool->slabs, *next; slab != NULL; slab = next) {
+        next = slab->next;
+        firni_slab_destroy(slab, pool->env);
+    }
     (void)pthread_mutex_destroy(&pool->mutex);
     firni_free(pool->env, pool);
 }

@@ -7,9 +7,9 @@
  *
  *      slab  [ block | block | block | block ... ]        each in use, idle, or hollow
  *
- * A block is *hollow* when its memory has been given back to the system and only its place in the slab is left: that is how
- * one block of a slab goes while its neighbours are in use. So bytes are counted block by block, as if each were alone, and
- * the budget stays true whichever blocks are freed. A slab all of whose blocks are hollow is freed.
+ * A block is *hollow* when its memory has been given back to the system and only its place in the slab is left: that is
+ * how one block of a slab goes while its neighbours are in use. So bytes are counted block by block, as if each were
+ * alone, and the budget stays true whichever blocks are freed. A slab all of whose blocks are hollow is freed.
  *
  * Source of the numbers: Linux, admin-guide/mm/transhuge; madvise(2).
  */
@@ -33,6 +33,8 @@ struct firn_block {
 };
 
 struct firni_slab {
+    firni_slab *previous;  /* guarded by the pool's mutex, as the next one is: all slabs of the pool */
+    firni_slab *next;
     uint8_t *memory;
     size_t n_bytes;
     uint32_t n_blocks;

@@ -13,16 +13,18 @@
 #define HUGE_PAGE_BYTES ((size_t)2 << 20)
 #define SLAB_BYTES_USUAL ((uint64_t)64 << 20)
 #define SLAB_BYTES_MAX ((uint64_t)256 << 20)
+#define BLOCKS_MAX 2048u  /* of a slab that is not a single huge page: a walk over them is short */
 #define SHARE_MOST 64u    /* a slab is at most this part of the budget: its idle blocks count */
 #define SHARE_LEAST 4096u /* and not much less than this: a process may have 65,530 mappings, and a slab is up to three */
 
 size_t firni_slab_bytes(size_t block_bytes, uint64_t budget_bytes)
 {
-    const uint64_t least = budget_bytes / SHARE_LEAST < SLAB_BYTES_MAX ? budget_bytes / SHARE_LEAST : SLAB_BYTES_MAX;
+    const uint64_t share = budget_bytes / SHARE_LEAST;
+    const uint64_t least = share < SLAB_BYTES_MAX ? share : SLAB_BYTES_MAX;
     const uint64_t usual = least > SLAB_BYTES_USUAL ? least : SLAB_BYTES_USUAL;
     const uint64_t most = budget_bytes / SHARE_MOST < usual ? budget_bytes / SHARE_MOST : usual;
     size_t n_bytes = HUGE_PAGE_BYTES;
-    while (n_bytes <= most / 2) {
+    while (n_bytes <= most / 2 && n_bytes / block_bytes < BLOCKS_MAX) {
         n_bytes *= 2;
     }
     return n_bytes <= most && block_bytes <= n_bytes / 4 ? n_bytes : 0;

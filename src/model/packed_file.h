@@ -170,7 +170,7 @@ firn_status firni_packed_keeper_create(firni_packed_place *place, firni_packed_e
                                        uint64_t bytes_max, bool replaces, firni_packed_keeper **out, firn_error *err);
 /* Any thread; all but the first call do nothing, and cost a load. */
 void firni_packed_keeper_begin(firni_packed_keeper *keeper);
-/* Lets a write that has begun end, for at most ten seconds; then gives it up. Accepts NULL. */
+/* Lets a write that has begun end, for at most thirty seconds; then gives it up. Accepts NULL. */
 void firni_packed_keeper_destroy(firni_packed_keeper *keeper);
 
 #endif

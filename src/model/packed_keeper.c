@@ -13,7 +13,7 @@
 #include "base/base_impl.h"
 #include "model/packed_file.h"
 
-#define CLOSE_SECONDS 10
+#define CLOSE_SECONDS 30
 #define BUSY_TRIES 120u
 #define BUSY_PAUSE_NS 500000000L
 #define NICENESS 10

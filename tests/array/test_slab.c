@@ -1,6 +1,6 @@
 /*
- * Blocks that lie in slabs: they are neighbours, the account stays that of blocks, and what is given back is out of memory
- * whatever its neighbours do.
+ * Blocks that lie in slabs: they are neighbours, the account stays that of blocks, and what is given back is out of
+ * memory whatever its neighbours do.
  */
 #define _GNU_SOURCE /* mincore */
 
@@ -68,6 +68,7 @@ static void sizes_of_slabs_follow_the_budget(void **state)
     assert_int_equal(firni_slab_bytes(128 * KIB, (uint64_t)64 << 30), 64 * MIB);
     assert_int_equal(firni_slab_bytes(128 * KIB, (uint64_t)1 << 40), 256 * MIB);
     assert_int_equal(firni_slab_bytes(128 * KIB, UINT64_MAX), 256 * MIB);
+    assert_int_equal(firni_slab_bytes(4 * KIB, UINT64_MAX), 8 * MIB); /* few blocks, rather than few slabs */
     assert_int_equal(firni_slab_bytes(4 * MIB, (uint64_t)1 << 40), 256 * MIB);
     assert_int_equal(firni_slab_bytes(65 * MIB, (uint64_t)1 << 40), 0);
 }
