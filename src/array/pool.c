@@ -193,9 +193,9 @@ static void give_back(firn_pool *pool, firn_block *block)
 
 /* The first block of a new slab; the others become idle, as far as the budget has room for them, or hollow. NULL where
  * there is to be no slab, or no memory for one. Nothing of a slab is in memory until it is written to. */
-static firn_block *block_of_new_slab(firn_pool *pool, size_t n_bytes)
+static firn_block *block_of_new_slab(firn_pool *pool, size_t n_bytes, uint64_t used_bytes)
 {
-    const size_t slab_bytes = firni_slab_bytes(n_bytes, pool->stats.budget_bytes);
+    const size_t slab_bytes = firni_slab_bytes(n_bytes, pool->stats.budget_bytes, used_bytes);
     firni_slab *slab = slab_bytes != 0 ? firni_slab_create(pool, n_bytes, slab_bytes, pool->env) : NULL;
     if (slab == NULL) {
         return NULL;
@@ -379,7 +379,7 @@ firn_status firni_block_alloc_undefined(firn_pool *pool, size_t n_bytes, firn_bl
     /* Evicted memory goes before new memory comes: the process never holds more than the budget for this call. */
     give_back_list(pool, evicted);
     if (block == NULL) {
-        block = block_of_new_slab(pool, n_bytes);
+        block = block_of_new_slab(pool, n_bytes, used_bytes);
     }
     if (block == NULL) {
         block = block_new_memory(pool, n_bytes);

@@ -17,12 +17,13 @@
 #define SHARE_MOST 64u    /* a slab is at most this part of the budget: its idle blocks count */
 #define SHARE_LEAST 4096u /* and not much less than this: a process may have 65,530 mappings, and a slab is up to three */
 
-size_t firni_slab_bytes(size_t block_bytes, uint64_t budget_bytes)
+size_t firni_slab_bytes(size_t block_bytes, uint64_t budget_bytes, uint64_t used_bytes)
 {
     const uint64_t share = budget_bytes / SHARE_LEAST;
     const uint64_t least = share < SLAB_BYTES_MAX ? share : SLAB_BYTES_MAX;
     const uint64_t usual = least > SLAB_BYTES_USUAL ? least : SLAB_BYTES_USUAL;
-    const uint64_t most = budget_bytes / SHARE_MOST < usual ? budget_bytes / SHARE_MOST : usual;
+    const uint64_t wanted = used_bytes / 2 < usual ? used_bytes / 2 : usual; /* a pool that holds little stays small */
+    const uint64_t most = budget_bytes / SHARE_MOST < wanted ? budget_bytes / SHARE_MOST : wanted;
     size_t n_bytes = HUGE_PAGE_BYTES;
     while (n_bytes <= most / 2 && n_bytes / block_bytes < BLOCKS_MAX) {
         n_bytes *= 2;

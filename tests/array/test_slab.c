@@ -14,6 +14,7 @@
 #define MIB ((size_t)1 << 20)
 #define BUDGET (128 * MIB) /* the least that has slabs: of 2 MiB */
 #define SLAB (2 * MIB)
+#define FIRST (2 * SLAB) /* what must be in use before slabs are made */
 
 static firn_pool *create(uint64_t budget_bytes, const firn_env *env)
 {
@@ -61,16 +62,18 @@ static void expect_filled(const firn_block *block, uint8_t fill)
 static void sizes_of_slabs_follow_the_budget(void **state)
 {
     (void)state;
-    assert_int_equal(firni_slab_bytes(128 * KIB, BUDGET), SLAB);
-    assert_int_equal(firni_slab_bytes(128 * KIB, BUDGET - 1), 0);
-    assert_int_equal(firni_slab_bytes(SLAB / 4, BUDGET), SLAB);
-    assert_int_equal(firni_slab_bytes(SLAB / 4 + 4096, BUDGET), 0);
-    assert_int_equal(firni_slab_bytes(128 * KIB, (uint64_t)64 << 30), 64 * MIB);
-    assert_int_equal(firni_slab_bytes(128 * KIB, (uint64_t)1 << 40), 256 * MIB);
-    assert_int_equal(firni_slab_bytes(128 * KIB, UINT64_MAX), 256 * MIB);
-    assert_int_equal(firni_slab_bytes(4 * KIB, UINT64_MAX), 8 * MIB); /* few blocks, rather than few slabs */
-    assert_int_equal(firni_slab_bytes(4 * MIB, (uint64_t)1 << 40), 256 * MIB);
-    assert_int_equal(firni_slab_bytes(65 * MIB, (uint64_t)1 << 40), 0);
+    assert_int_equal(firni_slab_bytes(128 * KIB, BUDGET, UINT64_MAX), SLAB);
+    assert_int_equal(firni_slab_bytes(128 * KIB, BUDGET - 1, UINT64_MAX), 0);
+    assert_int_equal(firni_slab_bytes(SLAB / 4, BUDGET, UINT64_MAX), SLAB);
+    assert_int_equal(firni_slab_bytes(SLAB / 4 + 4096, BUDGET, UINT64_MAX), 0);
+    assert_int_equal(firni_slab_bytes(128 * KIB, (uint64_t)64 << 30, UINT64_MAX), 64 * MIB);
+    assert_int_equal(firni_slab_bytes(128 * KIB, (uint64_t)1 << 40, UINT64_MAX), 256 * MIB);
+    assert_int_equal(firni_slab_bytes(128 * KIB, UINT64_MAX, UINT64_MAX), 256 * MIB);
+    assert_int_equal(firni_slab_bytes(4 * KIB, UINT64_MAX, UINT64_MAX), 8 * MIB); /* few blocks, rather than few slabs */
+    assert_int_equal(firni_slab_bytes(4 * MIB, (uint64_t)1 << 40, UINT64_MAX), 256 * MIB);
+    assert_int_equal(firni_slab_bytes(4 * KIB, UINT64_MAX, 2 * SLAB - 1), 0);
+    assert_int_equal(firni_slab_bytes(4 * KIB, UINT64_MAX, 2 * SLAB), SLAB);
+    assert_int_equal(firni_slab_bytes(65 * MIB, (uint64_t)1 << 40, UINT64_MAX), 0);
 }
 
 static void blocks_of_one_size_are_neighbours(void **state)
@@ -78,11 +81,12 @@ static void blocks_of_one_size_are_neighbours(void **state)
     (void)state;
     firn_pool *pool = create(BUDGET, NULL);
     firn_block *blocks[16];
+    firn_block *before = alloc(pool, FIRST, 0xff);
     for (uint32_t i = 0; i < 16; i++) {
         blocks[i] = alloc(pool, 128 * KIB, (uint8_t)i);
         const firn_pool_stats stats = stats_of(pool);
-        assert_int_equal(stats.used_bytes, (i + 1) * 128 * KIB);
-        assert_int_equal(stats.used_bytes + stats.idle_bytes, SLAB);
+        assert_int_equal(stats.used_bytes, FIRST + (i + 1) * 128 * KIB);
+        assert_int_equal(stats.used_bytes + stats.idle_bytes, FIRST + SLAB);
     }
     const uintptr_t slab = (uintptr_t)firn_block_data(blocks[0]) / SLAB;
     for (uint32_t i = 0; i < 16; i++) {
@@ -91,6 +95,7 @@ static void blocks_of_one_size_are_neighbours(void **state)
         firn_block_release(blocks[i]);
     }
     assert_int_equal(stats_of(pool).idle_bytes, SLAB);
+    firn_block_release(before);
     firn_pool_destroy(pool);
 }
 
@@ -98,10 +103,11 @@ static void blocks_of_one_size_are_neighbours(void **state)
 static void what_is_given_back_is_out_of_memory_and_neighbours_are_untouched(void **state)
 {
     (void)state;
-    enum { N = BUDGET / (128 * KIB) };
+    enum { N = (BUDGET - FIRST) / (128 * KIB) };
     static firn_block *small[N];
     static uint8_t *freed[N / 2];
     firn_pool *pool = create(BUDGET, NULL);
+    firn_block *before = alloc(pool, FIRST, 0xff);
     for (uint32_t i = 0; i < N; i++) {
         small[i] = alloc(pool, 128 * KIB, (uint8_t)i);
     }
@@ -111,7 +117,7 @@ static void what_is_given_back_is_out_of_memory_and_neighbours_are_untouched(voi
         freed[i / 2] = firn_block_data(small[i]);
         firn_block_release(small[i]);
     }
-    assert_int_equal(stats_of(pool).idle_bytes, BUDGET / 2);
+    assert_int_equal(stats_of(pool).idle_bytes, (BUDGET - FIRST) / 2);
     static firn_block *others[2 * N];
     uint32_t n_others = 0;
     for (; stats_of(pool).used_bytes + 96 * KIB <= BUDGET; n_others++) {
@@ -143,6 +149,8 @@ static void what_is_given_back_is_out_of_memory_and_neighbours_are_untouched(voi
         expect_filled(small[i], (uint8_t)i);
         firn_block_release(small[i]);
     }
+    expect_filled(before, 0xff);
+    firn_block_release(before);
     firn_pool_destroy(pool);
 }
 
@@ -150,11 +158,12 @@ static void what_is_given_back_is_out_of_memory_and_neighbours_are_untouched(voi
 static void an_empty_slab_is_freed_when_its_room_is_wanted(void **state)
 {
     (void)state;
-    enum { N = BUDGET / (256 * KIB) };
+    enum { N = (BUDGET - FIRST) / (256 * KIB) };
     static firn_block *blocks[N];
     test_world world;
     test_world_init(&world);
     firn_pool *pool = create(BUDGET, &world.env);
+    firn_block *before = alloc(pool, FIRST, 0xff);
     for (uint32_t i = 0; i < N; i++) {
         blocks[i] = alloc(pool, 256 * KIB, 1);
     }
@@ -164,9 +173,10 @@ static void an_empty_slab_is_freed_when_its_room_is_wanted(void **state)
     }
     assert_int_equal(world.n_live, n_full);
     blocks[0] = alloc(pool, 96 * MIB, 2); /* too large for a slab: an allocation of its own, and a header */
-    assert_int_equal(stats_of(pool).idle_bytes, 32 * MIB);
+    assert_int_equal(stats_of(pool).idle_bytes, 32 * MIB - FIRST);
     assert_int_equal(world.n_live, n_full - 48 * 2 + 2);
     firn_block_release(blocks[0]);
+    firn_block_release(before);
     firn_pool_destroy(pool);
     test_world_deinit(&world);
 }
@@ -216,12 +226,14 @@ static void a_refused_slab_leaves_a_block_or_an_error(void **state)
         test_world world;
         test_world_init(&world);
         firn_pool *pool = create(BUDGET, &world.env);
-        world.fail_alloc_at = n;
+        firn_block *before = alloc(pool, FIRST, 0xff);
+        world.fail_alloc_at = n + 2;
         firn_block *block;
         const firn_status status = firni_block_alloc_undefined(pool, 128 * KIB, &block, NULL);
         assert_status(status, FIRN_OK); /* without a slab it stands alone */
-        assert_int_equal(stats_of(pool).used_bytes, 128 * KIB);
+        assert_int_equal(stats_of(pool).used_bytes, FIRST + 128 * KIB);
         firn_block_release(block);
+        firn_block_release(before);
         firn_pool_destroy(pool);
         const bool clean = !world.alloc_failed;
         test_world_deinit(&world);
