@@ -11,7 +11,7 @@ failed=0
 flags='-std=c17 -D_POSIX_C_SOURCE=200809L -O1 -fno-strict-aliasing -ffp-contract=off -pthread'
 flags="$flags -Iinclude -Isrc -Itests/kernel"
 # What the checks need besides the kernels.
-others="src/base/alloc.c src/base/clock.c src/base/log.c src/base/status.c src/base/workers.c $(echo src/array/*.c)"
+others="src/base/alloc.c src/base/clock.c src/base/log.c src/base/status.c src/base/processors.c src/base/workers.c $(echo src/array/*.c)"
 
 scalar='src/kernel/kernel_scalar.c src/kernel/grouped_scalar.c src/kernel/attend_scalar.c src/kernel/kernel_quant_scalar.c
     src/kernel/kernel_latent_scalar.c src/kernel/lloyd_tables.c src/kernel/weight.c src/kernel/weight_block.c src/kernel/matmul.c'
