@@ -9,9 +9,7 @@
  *
  * Elements below 8 bits are expanded where they are multiplied, in registers: 4 bits take a load, a shift and a mask,
  * which is no more than the widening load of a byte takes, so weights are read from memory at their packed size and no
- * expanded copy exists, for one token or for many. Tried and dropped: expanding 256 columns once for 20 tiles of tokens
- * (8 and 4 bits 5 to 10 % slower, perhaps because the expanded form takes the first-level cache from the activations;
- * 5 and 6 bits the same; only the table 10 % faster).
+ * expanded copy exists. For many tokens many_impl.h takes over.
  */
 #ifndef FIRNI_GROUPED_IMPL_H
 #define FIRNI_GROUPED_IMPL_H
@@ -43,17 +41,20 @@ static void prepare_groups(firni_weight_type type, const float *x, size_t x_stri
                            uint32_t token_begin, uint32_t token_end, uint32_t n_tokens, void *acts)
 {
     const firni_group_format *format = &firni_group_formats[type];
-    int16_t *values = acts;
-    void *scales_start = values + (size_t)n_tokens * n_cols;
-    float *scales = scales_start;
-    void *starts_start = scales + (size_t)n_tokens * n_cols / FIRNI_GROUP;
-    int32_t *starts = starts_start;
-    void *totals_start = starts + (size_t)n_tokens * n_cols / format->group_cols;
-    float *totals = totals_start;
     for (uint32_t t = token_begin; t < token_end; t++) {
         for (uint32_t k = 0; k < n_cols; k += FIRNI_GROUP) {
-            const size_t at = (size_t)t * n_cols + k;
-            const size_t group = at / FIRNI_GROUP;
+            const uint32_t at = k % FIRNI_SEGMENT_COLS;
+            const uint32_t group = at / FIRNI_GROUP;
+            const firni_segment_places places =
+                firni_segment_places_of(format, n_cols, n_tokens, k / FIRNI_SEGMENT_COLS, t);
+            void *values_begin = (uint8_t *)acts + places.values;
+            int16_t *values = values_begin;
+            void *scales_begin = (uint8_t *)acts + places.scales;
+            float *scales = scales_begin;
+            void *starts_begin = (uint8_t *)acts + places.starts;
+            int32_t *starts = starts_begin;
+            void *totals_begin = (uint8_t *)acts + places.totals;
+            float *totals = totals_begin;
             scales[group] = prepare_group(x + t * x_stride + k, values + at);
             if (format->encoding == FIRNI_ENCODING_BYTES) {
                 continue;
@@ -73,6 +74,9 @@ static void prepare_groups(firni_weight_type type, const float *x, size_t x_stri
     }
 }
 
+/* firni_mx_values plus FIRNI_MX_OFFSET. */
+static const uint8_t group_unsigned_mx_values[16] = {0, 4, 6, 8, 9, 10, 11, 12, 12, 13, 14, 15, 16, 18, 20, 24};
+
 /* ---- one group ------------------------------------------------------------------------------------------------ */
 
 typedef struct group_tile {
@@ -80,21 +84,20 @@ typedef struct group_tile {
     const uint8_t *panel; /* the first of w */
     size_t panel_bytes;
     uint32_t n_blocks;     /* of a row */
-    const int16_t *values; /* the first token's; the next is n_cols further */
-    const float *scales;
-    const int32_t *starts; /* not for bytes */
-    const float *totals;   /* or NULL */
+    uint32_t n_tokens;     /* of the activations, from one segment to the next */
+    firni_group_acts acts; /* the first token's */
+    bool has_minima;
     float *y;
     size_t y_stride;
 } group_tile;
 
 /* The multiplicands of one pair of k: n tokens against w panels. */
 FIRNI_INLINE void group_dot(const unsigned n, const unsigned w, lanes_int sums[TILE_ROWS_MAX][4],
-                            const lanes_weights weights[4], const int16_t *pair_values, size_t value_stride)
+                            const lanes_weights weights[4], const int16_t *pair_values)
 {
     LANES_UNROLL
     for (unsigned i = 0; i < n; i++) {
-        const lanes_acts acts = lanes_load_acts(pair_values + i * value_stride);
+        const lanes_acts acts = lanes_load_acts(pair_values + (size_t)i * FIRNI_SEGMENT_COLS);
         LANES_UNROLL
         for (unsigned j = 0; j < w; j++) {
             sums[i][j] = lanes_dot(sums[i][j], weights[j], acts);
@@ -103,8 +106,7 @@ FIRNI_INLINE void group_dot(const unsigned n, const unsigned w, lanes_int sums[T
 }
 
 FIRNI_INLINE void group_dot_bytes(const unsigned n, const unsigned w, lanes_int sums[TILE_ROWS_MAX][4],
-                                  const uint8_t *elements, size_t panel_bytes, const int16_t *values,
-                                  size_t value_stride)
+                                  const uint8_t *elements, size_t panel_bytes, const int16_t *values)
 {
     LANES_UNROLL_LONG
     for (unsigned pair = 0; pair < FIRNI_GROUP / 2; pair++) {
@@ -115,20 +117,19 @@ FIRNI_INLINE void group_dot_bytes(const unsigned n, const unsigned w, lanes_int 
             weights[j] = lanes_load_weights(at);
             __builtin_prefetch((const void *)((uintptr_t)at + MATMUL_AHEAD_BYTES));
         }
-        group_dot(n, w, sums, weights, values + (size_t)pair * 2, value_stride);
+        group_dot(n, w, sums, weights, values + (size_t)pair * 2);
     }
 }
 
 /* Words of `fields` elements of `bits` bits each; the bits left over at their tops are the last pairs. */
 FIRNI_INLINE void group_dot_words(const firni_encoding encoding, const unsigned n, const unsigned w,
                                   lanes_int sums[TILE_ROWS_MAX][4], const uint8_t *elements, size_t panel_bytes,
-                                  const int16_t *values, size_t value_stride)
+                                  const int16_t *values)
 {
     const unsigned bits = encoding == FIRNI_ENCODING_5_BITS ? 5 : encoding == FIRNI_ENCODING_6_BITS ? 6 : 4;
     const unsigned n_words = encoding == FIRNI_ENCODING_5_BITS ? 5 : encoding == FIRNI_ENCODING_6_BITS ? 3 : 4;
     const unsigned n_fields = 16 / bits;
     const unsigned n_left = 16 % bits;
-    static const uint8_t unsigned_mx_values[16] = {0, 4, 6, 8, 9, 10, 11, 12, 12, 13, 14, 15, 16, 18, 20, 24};
     lanes_weights weights[4];
 
     LANES_UNROLL_NOT
@@ -141,7 +142,7 @@ FIRNI_INLINE void group_dot_words(const firni_encoding encoding, const unsigned 
                 const void *at = elements + j * panel_bytes + (size_t)word * 4 * LANES;
                 weights[j] = lanes_field(lanes_load_words(at), field * bits, bits);
                 if (encoding == FIRNI_ENCODING_TABLE) {
-                    weights[j] = lanes_lookup(weights[j], lanes_load_table(unsigned_mx_values));
+                    weights[j] = lanes_lookup(weights[j], lanes_load_table(group_unsigned_mx_values));
                 }
                 if (field == 0) {
                     __builtin_prefetch((const void *)((uintptr_t)at + MATMUL_AHEAD_BYTES));
@@ -151,7 +152,7 @@ FIRNI_INLINE void group_dot_words(const firni_encoding encoding, const unsigned 
                 }
             }
             if (n > 1) {
-                group_dot(n, w, sums, weights, pair_values, value_stride);
+                group_dot(n, w, sums, weights, pair_values);
             }
         }
     }
@@ -176,7 +177,7 @@ FIRNI_INLINE void group_dot_words(const firni_encoding encoding, const unsigned 
         for (unsigned j = 0; j < w; j++) {
             weights[j] = lanes_field(rests[j], 16 - n_words * n_left + i * bits, bits);
         }
-        group_dot(n, w, sums, weights, values + ((size_t)n_words * n_fields + i) * 2, value_stride);
+        group_dot(n, w, sums, weights, values + ((size_t)n_words * n_fields + i) * 2);
     }
 }
 
@@ -219,9 +220,7 @@ FIRNI_INLINE void group_multiply_shape(const firni_encoding encoding, const unsi
     const uint32_t group_cols = encoding == FIRNI_ENCODING_6_BITS ? 16 : 32;
     const uint32_t block_groups = (uint32_t)t->format->block_cols / group_cols;
     const size_t block_bytes = firni_group_block_bytes(t->format);
-    const size_t value_stride = (size_t)t->n_blocks * t->format->block_cols;
-    const size_t scale_stride = value_stride / FIRNI_GROUP;
-    const size_t start_stride = value_stride / group_cols;
+    const uint32_t segment_starts = FIRNI_SEGMENT_COLS / group_cols;
     lanes chains[TILE_ROWS_MAX][4];
     LANES_UNROLL
     for (unsigned i = 0; i < n; i++) {
@@ -230,13 +229,21 @@ FIRNI_INLINE void group_multiply_shape(const firni_encoding encoding, const unsi
             chains[i][j] = lanes_set(0.0f);
         }
     }
-    uint32_t g = 0;
+    firni_group_acts acts = t->acts;
+    uint32_t col = 0; /* of the segment */
     for (uint32_t b = 0; b < t->n_blocks; b++) {
         const uint8_t *block = t->panel + b * block_bytes;
-        for (uint32_t in_block = 0; in_block < block_groups; in_block++, g++) {
+        if (col == FIRNI_SEGMENT_COLS) {
+            col = 0;
+            acts.values += (size_t)t->n_tokens * FIRNI_SEGMENT_COLS;
+            acts.scales += (size_t)t->n_tokens * FIRNI_SEGMENT_GROUPS;
+            acts.starts += (size_t)t->n_tokens * segment_starts;
+            acts.totals += (size_t)t->n_tokens * FIRNI_SEGMENT_GROUPS;
+        }
+        for (uint32_t in_block = 0; in_block < block_groups; in_block++, col += group_cols) {
             const uint8_t *elements = block + t->format->header_bytes + (size_t)in_block * t->format->group_bytes;
-            const int16_t *values = t->values + (size_t)g * group_cols;
-            const size_t scale = (size_t)g * group_cols / FIRNI_GROUP;
+            const int16_t *values = acts.values + col;
+            const float *act_scales = acts.scales + col / FIRNI_GROUP;
             /* Before the sums, so that no branch stands between them and the chains: compilers would spill them. */
             lanes scales[4];
             LANES_UNROLL
@@ -248,34 +255,35 @@ FIRNI_INLINE void group_multiply_shape(const firni_encoding encoding, const unsi
             for (unsigned i = 0; i < n; i++) {
                 const lanes_int start = encoding == FIRNI_ENCODING_BYTES
                                             ? lanes_int_zero()
-                                            : lanes_int_set(t->starts[i * start_stride + g]);
+                                            : lanes_int_set(acts.starts[i * segment_starts + col / group_cols]);
                 LANES_UNROLL
                 for (unsigned j = 0; j < w; j++) {
                     sums[i][j] = start;
                 }
             }
             if (encoding == FIRNI_ENCODING_BYTES) {
-                group_dot_bytes(n, w, sums, elements, t->panel_bytes, values, value_stride);
+                group_dot_bytes(n, w, sums, elements, t->panel_bytes, values);
             } else {
-                group_dot_words(encoding, n, w, sums, elements, t->panel_bytes, values, value_stride);
+                group_dot_words(encoding, n, w, sums, elements, t->panel_bytes, values);
             }
             LANES_UNROLL
             for (unsigned j = 0; j < w; j++) {
                 LANES_UNROLL
                 for (unsigned i = 0; i < n; i++) {
-                    const lanes product = lanes_mul(scales[j], lanes_set(t->scales[i * scale_stride + scale]));
+                    const lanes product = lanes_mul(scales[j], lanes_set(act_scales[i * FIRNI_SEGMENT_GROUPS]));
                     chains[i][j] = lanes_fma(product, lanes_int_to_float(sums[i][j]), chains[i][j]);
                 }
             }
-            if (t->totals == NULL) {
+            if (!t->has_minima) {
                 continue;
             }
+            const float *totals = acts.totals + col / FIRNI_GROUP;
             LANES_UNROLL
             for (unsigned j = 0; j < w; j++) {
                 const lanes minima = group_minima(t->format, block + j * t->panel_bytes, in_block);
                 LANES_UNROLL
                 for (unsigned i = 0; i < n; i++) {
-                    chains[i][j] = lanes_fma(minima, lanes_set(t->totals[i * scale_stride + scale]), chains[i][j]);
+                    chains[i][j] = lanes_fma(minima, lanes_set(totals[i * FIRNI_SEGMENT_GROUPS]), chains[i][j]);
                 }
             }
         }
@@ -359,19 +367,15 @@ static void multiply_grouped_panels(const firni_matrix *w, const void *acts, uin
                                     unsigned n, uint32_t panel, unsigned width, float *y, size_t y_stride)
 {
     const firni_group_format *format = &firni_group_formats[w->type];
-    const firni_group_acts a = firni_group_acts_view(format, acts, w->n_cols, n_tokens);
     const size_t panel_bytes = firni_panel_bytes(w->type, w->n_cols);
-    const size_t first_group = (size_t)token * (w->n_cols / FIRNI_GROUP);
-    const size_t first_start = (size_t)token * (w->n_cols / format->group_cols);
     const group_tile t = {
         .format = format,
         .panel = w->panels + panel * panel_bytes,
         .panel_bytes = panel_bytes,
         .n_blocks = w->n_cols / format->block_cols,
-        .values = a.values + (size_t)token * w->n_cols,
-        .scales = a.scales + first_group,
-        .starts = a.starts + first_start,
-        .totals = firni_group_has_minima(format) ? a.totals + first_group : NULL,
+        .n_tokens = n_tokens,
+        .acts = firni_group_acts_at(format, acts, w->n_cols, n_tokens, 0, token),
+        .has_minima = firni_group_has_minima(format),
         .y = y,
         .y_stride = y_stride,
     };

@@ -48,20 +48,22 @@ void firni_scalar_prepare_groups(firni_weight_type type, const float *x, size_t 
                                  uint32_t token_begin, uint32_t token_end, uint32_t n_tokens, void *acts)
 {
     const firni_group_format *format = &firni_group_formats[type];
-    int16_t *values = acts;
-    void *scales_start = values + (size_t)n_tokens * n_cols;
-    float *scales = scales_start;
-    void *starts_start = scales + (size_t)n_tokens * n_cols / FIRNI_GROUP;
-    int32_t *starts = starts_start;
-    void *totals_start = starts + (size_t)n_tokens * n_cols / format->group_cols;
-    float *totals = totals_start;
     for (uint32_t t = token_begin; t < token_end; t++) {
         for (uint32_t k = 0; k < n_cols; k += FIRNI_GROUP) {
-            const size_t at = (size_t)t * n_cols + k;
-            const size_t group = at / FIRNI_GROUP;
-            scales[group] = quantise_group(x + t * x_stride + k, values + at);
+            const uint32_t at = k % FIRNI_SEGMENT_COLS;
+            const firni_segment_places places =
+                firni_segment_places_of(format, n_cols, n_tokens, k / FIRNI_SEGMENT_COLS, t);
+            void *values_begin = (uint8_t *)acts + places.values;
+            int16_t *values = values_begin;
+            void *scales_begin = (uint8_t *)acts + places.scales;
+            float *scale = (float *)scales_begin + at / FIRNI_GROUP;
+            void *starts_begin = (uint8_t *)acts + places.starts;
+            int32_t *starts = starts_begin;
+            void *totals_begin = (uint8_t *)acts + places.totals;
+            float *totals = totals_begin;
+            *scale = quantise_group(x + t * x_stride + k, values + at);
             if (firni_group_has_minima(format)) {
-                totals[group] = scales[group] * (float)sum_of(values + at, FIRNI_GROUP);
+                totals[at / FIRNI_GROUP] = *scale * (float)sum_of(values + at, FIRNI_GROUP);
             }
             for (uint32_t i = 0; i < FIRNI_GROUP && format->encoding != FIRNI_ENCODING_BYTES; i += format->group_cols) {
                 starts[(at + i) / format->group_cols] = -format->offset * sum_of(values + at + i, format->group_cols);
@@ -137,23 +139,26 @@ static group_scale scale_of(const firni_group_format *format, const uint8_t *blo
 }
 
 /* One token and one row: groups ascending; in each the scaled sum is added, then the minimum's share. */
-static float multiply_row(const firni_group_format *format, uint32_t n_cols, const uint8_t *panel, uint32_t lane,
-                          const int16_t *values, const float *scales, const float *totals)
+static float multiply_row(const firni_matrix *w, const uint8_t *panel, uint32_t lane, const void *acts,
+                          uint32_t n_tokens, uint32_t token)
 {
+    const firni_group_format *format = &firni_group_formats[w->type];
     const uint32_t block_groups = (uint32_t)format->block_cols / format->group_cols;
     float y = 0.0f;
-    for (uint32_t g = 0; g < n_cols / format->group_cols; g++) {
+    for (uint32_t g = 0; g < w->n_cols / format->group_cols; g++) {
         const uint8_t *block = panel + g / block_groups * firni_group_block_bytes(format);
         const uint8_t *elements = block + format->header_bytes + (size_t)(g % block_groups) * format->group_bytes;
-        const uint32_t first = g * format->group_cols;
-        const group_scale w = scale_of(format, block, g % block_groups, lane);
+        const uint32_t segment = g * format->group_cols / FIRNI_SEGMENT_COLS;
+        const uint32_t first = g * format->group_cols % FIRNI_SEGMENT_COLS;
+        const firni_group_acts a = firni_group_acts_at(format, acts, w->n_cols, n_tokens, segment, token);
+        const group_scale scale = scale_of(format, block, g % block_groups, lane);
         int32_t sum = 0; /* at most 32 * 128 * 32767 in magnitude: exact */
         for (uint32_t k = 0; k < format->group_cols; k++) {
-            sum += element_of(format, elements, k, lane) * values[first + k];
+            sum += element_of(format, elements, k, lane) * a.values[first + k];
         }
-        y = fmaf(w.scale * scales[first / FIRNI_GROUP], (float)sum, y);
+        y = fmaf(scale.scale * a.scales[first / FIRNI_GROUP], (float)sum, y);
         if (firni_group_has_minima(format)) {
-            y = fmaf(w.minimum, totals[first / FIRNI_GROUP], y);
+            y = fmaf(scale.minimum, a.totals[first / FIRNI_GROUP], y);
         }
     }
     return y;
@@ -162,12 +167,7 @@ static float multiply_row(const firni_group_format *format, uint32_t n_cols, con
 void firni_scalar_multiply_groups(const firni_matrix *w, const uint8_t *panel, const void *acts, uint32_t n_tokens,
                                   uint32_t token, float y[FIRNI_PANEL_ROWS])
 {
-    const firni_group_format *format = &firni_group_formats[w->type];
-    const firni_group_acts a = firni_group_acts_view(format, acts, w->n_cols, n_tokens);
-    const size_t first_group = (size_t)token * (w->n_cols / FIRNI_GROUP);
-    const float *totals = firni_group_has_minima(format) ? a.totals + first_group : NULL;
     for (uint32_t lane = 0; lane < LANES; lane++) {
-        y[lane] = multiply_row(format, w->n_cols, panel, lane, a.values + (size_t)token * w->n_cols,
-                               a.scales + first_group, totals);
+        y[lane] = multiply_row(w, panel, lane, acts, n_tokens, token);
     }
 }

@@ -143,6 +143,23 @@ FIRNI_INLINE lanes_weights lanes_load_words(const uint16_t *p)
     return (lanes_weights){load_256(p), load_256(p + 16)};
 }
 
+FIRNI_INLINE lanes_weights lanes_lower(lanes_weights w, int16_t n)
+{
+    const __m256i v = _mm256_set1_epi16(n);
+    return (lanes_weights){_mm256_sub_epi16(w.low, v), _mm256_sub_epi16(w.high, v)};
+}
+
+FIRNI_INLINE void lanes_put_weights(int16_t *p, lanes_weights w)
+{
+    store_256(p, w.low);
+    store_256(p + 16, w.high);
+}
+
+FIRNI_INLINE lanes_weights lanes_get_weights(const int16_t *p)
+{
+    return (lanes_weights){load_256(p), load_256(p + 16)};
+}
+
 /* Constants wherever this is used, so that one instruction or two are left. */
 FIRNI_INLINE __m256i field_256(__m256i w, unsigned shift, unsigned bits)
 {
@@ -211,6 +228,11 @@ FIRNI_INLINE lanes_int lanes_dot(lanes_int sum, lanes_weights w, lanes_acts x)
     __asm__ volatile("vpaddd %1, %0, %0" : "+x"(sum.low) : "x"(low));
     __asm__ volatile("vpaddd %1, %0, %0" : "+x"(sum.high) : "x"(high));
     return sum;
+}
+
+FIRNI_INLINE lanes_int lanes_dot_first(lanes_weights w, lanes_acts x)
+{
+    return (lanes_int){_mm256_madd_epi16(w.low, x), _mm256_madd_epi16(w.high, x)};
 }
 
 FIRNI_INLINE uint32_t lanes_magnitude_bits(lanes a, lanes b)

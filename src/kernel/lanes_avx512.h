@@ -89,6 +89,10 @@ FIRNI_INLINE lanes lanes_load_power(const uint8_t *p)
 
 FIRNI_INLINE lanes_weights lanes_load_words(const uint16_t *p) { return _mm512_loadu_si512(p); }
 
+FIRNI_INLINE lanes_weights lanes_lower(lanes_weights w, int16_t n) { return _mm512_sub_epi16(w, _mm512_set1_epi16(n)); }
+FIRNI_INLINE void lanes_put_weights(int16_t *p, lanes_weights w) { _mm512_storeu_si512(p, w); }
+FIRNI_INLINE lanes_weights lanes_get_weights(const int16_t *p) { return _mm512_loadu_si512(p); }
+
 FIRNI_INLINE __m512i shift_right_512(__m512i w, unsigned n)
 {
     return _mm512_srlv_epi16(w, _mm512_set1_epi16((int16_t)n));
@@ -131,6 +135,8 @@ FIRNI_INLINE lanes_int lanes_dot(lanes_int sum, lanes_weights w, lanes_acts x)
 {
     return _mm512_dpwssd_epi32(sum, w, x);
 }
+
+FIRNI_INLINE lanes_int lanes_dot_first(lanes_weights w, lanes_acts x) { return lanes_dot(lanes_int_zero(), w, x); }
 
 FIRNI_INLINE uint32_t lanes_magnitude_bits(lanes a, lanes b)
 {

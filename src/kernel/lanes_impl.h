@@ -25,6 +25,8 @@
  *   lanes_load_power(p)               16 bytes e: 2^(e - 127), infinity for 255 (firni_power_of_exponent)
  *   lanes_load_weights(p)             32 signed bytes: pairs of 16 rows
  *   lanes_load_words(p)               32 u16: pairs of 16 rows
+ *   lanes_lower(w, n)                 each u16 less n, as i16
+ *   lanes_put_weights(p, w), lanes_get_weights(p)   32 i16, in an order of the instruction set's own
  *   lanes_field(w, shift, bits)       the `bits` bits of each u16 from bit `shift` on
  *   lanes_flip(w)                     the highest bit of each byte inverted: i8 codes plus 128, as u8
  *   lanes_collect(rest, w, n)         each u16 of rest down by n bits, the upper n bits of w on top
@@ -33,6 +35,7 @@
  *   lanes_lookup_32(w, low, high)     the same of u16 < 32, the upper half in `high`
  *   lanes_load_acts(p)                two i16
  *   lanes_dot(sum, w, x)              sum + w[0] * x[0] + w[1] * x[1] in i32, exact
+ *   lanes_dot_first(w, x)             the same with a sum of zero
  *   lanes_magnitude_bits(a, b)        the largest bit pattern of |a| and |b|, as unsigned integers
  *   lanes_store_i16(p, a)             round to nearest even; the values fit
  *   lanes_sum_i16(p)                  of 16, in i32
@@ -52,14 +55,16 @@ enum { LANES = 16 };
 
 /* Loops of a constant few turns over arrays of vectors: only when unrolled do the arrays become registers. GCC keeps
  * more of them there when a longer inner loop of one multiplication is unrolled a little too, clang when it is not; a
- * loop that holds several is left as it is by both. */
+ * loop that holds several is left as it is by both. ALL is for the few loops whose turns are worth their code. */
 #if defined(__clang__)
 #define LANES_UNROLL _Pragma("clang loop unroll(full)")
 #define LANES_UNROLL_LONG _Pragma("clang loop unroll(disable)")
+#define LANES_UNROLL_ALL _Pragma("clang loop unroll(full)")
 #define LANES_UNROLL_NOT _Pragma("clang loop unroll(disable)")
 #else
 #define LANES_UNROLL _Pragma("GCC unroll 8")
 #define LANES_UNROLL_LONG _Pragma("GCC unroll 4")
+#define LANES_UNROLL_ALL _Pragma("GCC unroll 16")
 #define LANES_UNROLL_NOT _Pragma("GCC unroll 1")
 #endif
 

@@ -213,6 +213,26 @@ FIRNI_INLINE lanes_weights lanes_load_words(const uint16_t *p)
     };
 }
 
+FIRNI_INLINE lanes_weights lanes_lower(lanes_weights w, int16_t n)
+{
+    const int16x8_t v = vdupq_n_s16(n);
+    return (lanes_weights){vsubq_s16(w.even_low, v), vsubq_s16(w.even_high, v), vsubq_s16(w.odd_low, v),
+                           vsubq_s16(w.odd_high, v)};
+}
+
+FIRNI_INLINE void lanes_put_weights(int16_t *p, lanes_weights w)
+{
+    vst1q_s16(p, w.even_low);
+    vst1q_s16(p + 8, w.even_high);
+    vst1q_s16(p + 16, w.odd_low);
+    vst1q_s16(p + 24, w.odd_high);
+}
+
+FIRNI_INLINE lanes_weights lanes_get_weights(const int16_t *p)
+{
+    return (lanes_weights){vld1q_s16(p), vld1q_s16(p + 8), vld1q_s16(p + 16), vld1q_s16(p + 24)};
+}
+
 FIRNI_INLINE uint16x8_t shift_right_8(int16x8_t w, unsigned n)
 {
     return vshlq_u16(vreinterpretq_u16_s16(w), vdupq_n_s16((int16_t)-(int)n));
@@ -313,6 +333,8 @@ FIRNI_INLINE uint32x4_t magnitude_4(float32x4_t x)
 {
     return vandq_u32(vreinterpretq_u32_f32(x), vdupq_n_u32(0x7fffffffu));
 }
+
+FIRNI_INLINE lanes_int lanes_dot_first(lanes_weights w, lanes_acts x) { return lanes_dot(lanes_int_zero(), w, x); }
 
 FIRNI_INLINE uint32_t lanes_magnitude_bits(lanes x, lanes y)
 {

@@ -15,6 +15,7 @@
 
 FIRNI_INLINE __m128i load_64(const void *p) { return _mm_loadl_epi64(p); }
 FIRNI_INLINE __m128i load_128(const void *p) { return _mm_loadu_si128(p); }
+FIRNI_INLINE void store_256(void *p, __m256i a) { _mm256_storeu_si256(p, a); }
 FIRNI_INLINE __m256i load_256(const void *p) { return _mm256_loadu_si256(p); }
 
 /* 4 + 4, 2 + 2, 1 + 1 */

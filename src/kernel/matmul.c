@@ -2,8 +2,8 @@
  * The matrix product as callers see it: prepares activations and divides output panels over the workers. The sums
  * themselves are made by the variants.
  *
- * Work is cut into chunks of panels that stay in a core's second-level cache while all tokens pass over them; inside a
- * chunk the tokens of one register tile stay in the first level while the panels pass. K is never cut.
+ * Work is cut into chunks of panels that stay in a core's second-level cache while all tokens pass over them. How a
+ * variant goes through a chunk is its own affair; tasks never share an output, so K is not cut between them.
  */
 #include <assert.h>
 #include <string.h>
@@ -15,6 +15,8 @@
 enum {
     CHUNK_BYTES = 192 * 1024, /* of weights; half of a common second-level cache */
     CHUNK_PANELS_MIN = 4,     /* what one token's register tile takes at a time */
+    CHUNK_PANELS_MANY = 8,    /* what many tokens pass over before their next segment of activations is read */
+    CHUNK_TOKENS_MANY = 64,
     TASKS_PER_THREAD = 4,     /* enough to balance threads of unequal speed */
     PREPARE_TOKENS = 16,      /* tokens of one prepare task */
     SCRATCH_ALIGN = 64
@@ -39,8 +41,9 @@ static uint32_t max_u32(uint32_t a, uint32_t b) { return a > b ? a : b; }
 
 size_t firni_matmul_scratch_bytes(uint32_t n_cols, uint32_t n_tokens)
 {
-    /* f32 rows are the largest form: 4 bytes an element, against 2 and 12 for each 32 of grouped formats. */
-    return (size_t)firni_round_up((uint64_t)n_cols * n_tokens * sizeof(float), SCRATCH_ALIGN);
+    /* f32 rows are the largest form: 4 bytes an element, against 2 and 16 for each 32 of grouped formats, whose rows
+     * fill whole segments. */
+    return (size_t)firni_segment_count(n_cols) * FIRNI_SEGMENT_COLS * n_tokens * sizeof(float);
 }
 
 static void prepare_task(void *ctx, uint32_t index, uint32_t thread)
@@ -61,10 +64,11 @@ static void panels_task(void *ctx, uint32_t index, uint32_t thread)
     run->kernels->matmul_panels(run->w, run->acts, run->y, run->y_stride, run->n_tokens, begin, end);
 }
 
-static uint32_t chunk_panels_of(const firni_matrix *w, uint32_t n_panels, uint32_t n_threads)
+static uint32_t chunk_panels_of(const firni_matrix *w, uint32_t n_panels, uint32_t n_tokens, uint32_t n_threads)
 {
     const size_t panel_bytes = firni_panel_bytes(w->type, w->n_cols);
-    const uint32_t cached = (uint32_t)(CHUNK_BYTES / (panel_bytes + 1));
+    const uint32_t fitting = (uint32_t)(CHUNK_BYTES / (panel_bytes + 1));
+    const uint32_t cached = n_tokens < CHUNK_TOKENS_MANY ? fitting : max_u32(fitting, CHUNK_PANELS_MANY);
     const uint32_t balanced = n_panels / (n_threads * TASKS_PER_THREAD);
     const uint32_t chunk = max_u32(min_u32(cached, balanced), CHUNK_PANELS_MIN);
     return chunk / CHUNK_PANELS_MIN * CHUNK_PANELS_MIN;
@@ -86,7 +90,7 @@ void firni_matmul(const firni_kernels *kernels, firn_workers *workers, const fir
         .y_stride = y_stride,
         .n_tokens = n_tokens,
         .n_panels = firni_panel_count(w->n_rows),
-        .chunk_panels = chunk_panels_of(w, firni_panel_count(w->n_rows), firn_workers_count(workers)),
+        .chunk_panels = chunk_panels_of(w, firni_panel_count(w->n_rows), n_tokens, firn_workers_count(workers)),
         .acts = scratch,
         .scratch = scratch,
     };
@@ -168,7 +172,7 @@ void firni_matmul_each(const firni_kernels *kernels, firn_workers *workers, firn
         .x_stride = x_stride,
         .y_stride = y_stride,
         .n_panels = n_panels,
-        .chunk_panels = chunk_panels_of(items[0].w, n_panels * n_items, firn_workers_count(workers)),
+        .chunk_panels = chunk_panels_of(items[0].w, n_panels * n_items, tokens_max, firn_workers_count(workers)),
     };
     run.tasks_of_item = tokens_max / PREPARE_TOKENS + (tokens_max % PREPARE_TOKENS != 0);
     firn_workers_run(tokens_max > PREPARE_TOKENS ? workers : NULL, n_items * run.tasks_of_item, each_prepare_task,

@@ -6,12 +6,13 @@
  * 134 that multiply-add and add of 16-bit pairs alone reach; one token over weights in memory reads faster than a plain
  * streaming read, since four panels are four streams; f16 weights: 76 to 88 GFLOP/s of the 80 to 88 that multiply-adds
  * alone reach. Tried and dropped: operations ordered by the compiler (75 GOP/s, see lanes_avx2.h); the loop over pairs
- * unrolled in full (+3 %, much more code).
+ * unrolled in full (+3 %, much more code; where elements are expanded first it is worth it, see many_impl.h).
  */
 #ifndef FIRNI_MATMUL_IMPL_H
 #define FIRNI_MATMUL_IMPL_H
 
 #include "kernel/grouped_impl.h"
+#include "kernel/many_impl.h"
 #include "kernel/packed.h"
 #include "kernel/tile_impl.h"
 #include "kernel/variants_impl.h"
@@ -74,6 +75,10 @@ static void lanes_matmul_panels(const firni_matrix *w, const void *acts, float *
                                 uint32_t panel_begin, uint32_t panel_end)
 {
     const unsigned accumulators = firni_weight_is_grouped(w->type) ? LANES_DOT_ACCUMULATORS : LANES_ACCUMULATORS;
+    if (firni_weight_is_grouped(w->type) && n_tokens >= MANY_TOKENS_MIN) {
+        many_multiply_panels(w, acts, y, y_stride, n_tokens, panel_begin, panel_end);
+        return;
+    }
     const uint32_t n_full = w->n_rows / FIRNI_PANEL_ROWS;
     /* Tiles of nearly equal numbers of tokens: 7 is 4 + 3, not 6 + 1. */
     const uint32_t n_tiles = (n_tokens + TILE_ROWS_MAX - 1) / TILE_ROWS_MAX;

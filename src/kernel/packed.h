@@ -23,11 +23,15 @@
  * Elements are stored unsigned; what a format subtracts from them (its offset) is put right by the activations, see
  * below. The packed form is as large as the file's, except for q4_K and q5_K, whose 12 bytes of 6-bit scales become 16.
  *
- * Activations for grouped weights: int16 [n_tokens][K], then f32 scales [n_tokens][K / 32], then, except for q8_0,
+ * Activations for grouped weights come in segments of 256 columns, the last perhaps not full, so that what many tokens
+ * have in one segment lies together and stays in a cache while panels pass:
  *
- *   i32 starts [n_tokens][groups]     -offset * (sum of the group's activations), where each integer sum begins:
- *                                     sum((w - offset) x) = sum(w x) - offset sum(x), exactly
- *   f32 totals [n_tokens][K / 32]     scale * (sum of the group's activations), only for formats with minima
+ *   i16 values [segments][n_tokens][256]
+ *   f32 scales [segments][n_tokens][8]
+ *   i32 starts [segments][n_tokens][8 or 16]   -offset * (sum of the group's activations), where each integer sum
+ *                                              begins: sum((w - offset) x) = sum(w x) - offset sum(x), exactly; not
+ *                                              for q8_0
+ *   f32 totals [segments][n_tokens][8]         scale * (sum of the group's activations), only for formats with minima
  *
  * For float weights they are plain f32 rows of K. All begin at a 64-byte boundary.
  */
@@ -43,6 +47,8 @@
 
 #define FIRNI_GROUP 32u       /* elements of one row of activations that share a scale */
 #define FIRNI_BLOCK_COLS_MAX 256u
+#define FIRNI_SEGMENT_COLS 256u /* whole blocks of every format */
+#define FIRNI_SEGMENT_GROUPS (FIRNI_SEGMENT_COLS / FIRNI_GROUP)
 
 /* What an element is before the scale. */
 typedef enum firni_encoding {
@@ -114,7 +120,38 @@ FIRNI_INLINE size_t firni_group_block_bytes(const firni_group_format *format)
 #define FIRNI_ACTIVATION_TINY 0x1p-100f
 #define FIRNI_ACTIVATION_MAX 32767.0f
 
-/* The parts of quantised activations; starts and totals only where the format has them. */
+FIRNI_INLINE uint32_t firni_segment_count(uint32_t n_cols)
+{
+    return n_cols / FIRNI_SEGMENT_COLS + (n_cols % FIRNI_SEGMENT_COLS != 0);
+}
+
+FIRNI_INLINE uint32_t firni_segment_starts(const firni_group_format *format)
+{
+    return FIRNI_SEGMENT_COLS / format->group_cols;
+}
+
+/* Where one segment of one token begins in each part of the activations, in bytes from the beginning of all. */
+typedef struct firni_segment_places {
+    size_t values, scales, starts, totals;
+} firni_segment_places;
+
+FIRNI_INLINE firni_segment_places firni_segment_places_of(const firni_group_format *format, uint32_t n_cols,
+                                                          uint32_t n_tokens, uint32_t segment, uint32_t token)
+{
+    const size_t n_all = (size_t)n_tokens * firni_segment_count(n_cols);
+    const size_t at = (size_t)n_tokens * segment + token;
+    const size_t values_bytes = FIRNI_SEGMENT_COLS * sizeof(int16_t);
+    const size_t scales_bytes = FIRNI_SEGMENT_GROUPS * sizeof(float);
+    const size_t starts_bytes = firni_segment_starts(format) * sizeof(int32_t);
+    return (firni_segment_places){
+        .values = at * values_bytes,
+        .scales = n_all * values_bytes + at * scales_bytes,
+        .starts = n_all * (values_bytes + scales_bytes) + at * starts_bytes,
+        .totals = n_all * (values_bytes + scales_bytes + starts_bytes) + at * scales_bytes,
+    };
+}
+
+/* The parts of quantised activations from a segment of a token on; starts and totals only where the format has them. */
 typedef struct firni_group_acts {
     const int16_t *values;
     const float *scales;
@@ -122,17 +159,16 @@ typedef struct firni_group_acts {
     const float *totals;
 } firni_group_acts;
 
-FIRNI_INLINE firni_group_acts firni_group_acts_view(const firni_group_format *format, const void *acts, uint32_t n_cols,
-                                                    uint32_t n_tokens)
+FIRNI_INLINE firni_group_acts firni_group_acts_at(const firni_group_format *format, const void *acts, uint32_t n_cols,
+                                                  uint32_t n_tokens, uint32_t segment, uint32_t token)
 {
-    const size_t n = (size_t)n_tokens * n_cols;
-    const int16_t *values = acts;
-    const void *scales_start = values + n;
-    const float *scales = scales_start;
-    const void *starts_start = scales + n / FIRNI_GROUP;
-    const int32_t *starts = starts_start;
-    const void *totals_start = starts + n / format->group_cols;
-    return (firni_group_acts){.values = values, .scales = scales, .starts = starts, .totals = totals_start};
+    const firni_segment_places places = firni_segment_places_of(format, n_cols, n_tokens, segment, token);
+    const uint8_t *bytes = acts;
+    const void *values = bytes + places.values;
+    const void *scales = bytes + places.scales;
+    const void *starts = bytes + places.starts;
+    const void *totals = bytes + places.totals;
+    return (firni_group_acts){.values = values, .scales = scales, .starts = starts, .totals = totals};
 }
 
 /* Bytes of one panel. */

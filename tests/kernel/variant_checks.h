@@ -210,11 +210,13 @@ static inline void checks_matmul(variant_checks *checks)
 {
     for (unsigned round = 0; round < checks->n_rounds; round++) {
         const firni_weight_type type = (firni_weight_type)(round % FIRNI_WEIGHT_TYPES);
-        const uint32_t n_rows = checks_between(checks, 1, 100);
+        /* Few tokens and many take different paths, and many come in spans, over segments of 256 columns. */
+        const bool many = checks_random(checks) % 4 == 0;
+        const uint32_t n_rows = checks_between(checks, 1, many ? 40 : 100);
         const uint32_t block_cols = firni_weight_block_cols(type);
-        const uint32_t n_blocks_max = block_cols == 1 ? 130 : block_cols == 32 ? 5 : 2;
+        const uint32_t n_blocks_max = block_cols == 1 ? 130 : block_cols == 32 ? 18 : 2;
         const uint32_t n_cols = block_cols * checks_between(checks, 1, n_blocks_max);
-        const uint32_t n_tokens = checks_between(checks, 1, round % 3 == 0 ? 20 : 7);
+        const uint32_t n_tokens = many ? checks_between(checks, 8, 290) : checks_between(checks, 1, 20);
         const size_t x_stride = n_cols + checks_between(checks, 0, 3);
         const size_t y_stride = n_rows + checks_between(checks, 0, 3);
         uint8_t *rows = checks_weights(checks, type, n_rows, n_cols);
