@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "base/base_impl.h"
+#include "bench_dir.h"
 #include "firn/disk.h"
 
 enum { LAYERS_MAX = 32, RUNS_MAX = 31, HEAD_DIM = 64, N_REQUESTS = 16 };
@@ -273,22 +274,6 @@ static void pack(bench *b)
     b->packed_share = (double)report.n_bytes / (double)report.plain_bytes;
 }
 
-static void remove_dir(const bench *b)
-{
-    static const char *const names[] = { "index/data.mdb", "index/lock.mdb", "index", "firn.lock" };
-    char path[600];
-    for (uint32_t id = 1; id < 1000; id++) {
-        (void)snprintf(path, sizeof path, "%s/seg-%08" PRIu32 ".firn", b->dir, id);
-        (void)unlink(path);
-    }
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-        (void)snprintf(path, sizeof path, "%s/%s", b->dir, names[i]);
-        (void)remove(path);
-    }
-    (void)rmdir(b->dir);
-    (void)unlink(b->raw_path);
-}
-
 /* ---- runs -------------------------------------------------------------------------------------------------------- */
 
 typedef struct samples {
@@ -325,7 +310,8 @@ static void run_form(bench *b)
         run_once(b, run, &s);
     }
     firn_tier_destroy(b->tier);
-    remove_dir(b);
+    bench_remove_store(b->dir);
+    (void)unlink(b->raw_path);
     printf("  %-14s", form_names[b->form]);
     if (b->form != PACKED) {
         printf(" store ");

@@ -16,6 +16,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "bench_dir.h"
 #include "tier/disk/disk_impl.h"
 
 enum { OPENS = 9, LOOKUPS = 41, CHAIN_BLOCKS = 2000, BATCH = 20000, RECORD_BYTES = 8192, SEGMENT_RECORDS = 32768 };
@@ -196,23 +197,6 @@ static void run(const char *dir, uint32_t n_records, bool tiny)
     firn_pool_destroy(pool);
 }
 
-static void remove_store(const char *dir, uint32_t n_records)
-{
-    static const char *const names[] = { "index/data.mdb", "index/lock.mdb", "firn.lock" };
-    char path[2 * FIRNI_DISK_PATH_MAX];
-    for (size_t i = 0; i < 3; i++) {
-        (void)snprintf(path, sizeof path, "%s/%s", dir, names[i]);
-        (void)unlink(path);
-    }
-    for (uint32_t id = 1; (uint64_t)(id - 1) * SEGMENT_RECORDS < n_records; id++) {
-        (void)snprintf(path, sizeof path, "%s/seg-%08" PRIu32 ".firn", dir, id);
-        (void)unlink(path);
-    }
-    (void)snprintf(path, sizeof path, "%s/index", dir);
-    (void)rmdir(path);
-    (void)rmdir(dir);
-}
-
 int main(int argc, char **argv)
 {
     static const uint32_t all[] = { 100000, 1000000 }, few[] = { 4000 };
@@ -238,7 +222,7 @@ int main(int argc, char **argv)
         char dir[FIRNI_DISK_PATH_MAX / 2];
         (void)snprintf(dir, sizeof dir, "%.1500s/firn-bench-store-%ld", parent, (long)getpid());
         run(dir, sizes[i] < CHAIN_BLOCKS ? CHAIN_BLOCKS : sizes[i], tiny);
-        remove_store(dir, sizes[i]);
+        bench_remove_store(dir);
     }
     return 0;
 }

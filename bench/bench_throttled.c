@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include "base/base_impl.h"
+#include "bench_dir.h"
 #include "firn/disk.h"
 #include "firn/engine.h"
 #include "firn/model.h"
@@ -175,21 +176,6 @@ static void close_session(session *s)
     }
 }
 
-static void remove_dir(const bench *b)
-{
-    static const char *const names[] = { "index/data.mdb", "index/lock.mdb", "index", "firn.lock" };
-    char path[600];
-    for (uint32_t id = 1; id < 1000; id++) {
-        (void)snprintf(path, sizeof path, "%s/seg-%08" PRIu32 ".firn", b->dir, id);
-        (void)unlink(path);
-    }
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-        (void)snprintf(path, sizeof path, "%s/%s", b->dir, names[i]);
-        (void)remove(path);
-    }
-    (void)rmdir(b->dir);
-}
-
 static double first_token_s(const answer *a)
 {
     return (double)a->usage.first_token_ns * 1e-9;
@@ -227,7 +213,7 @@ static void run_all(bench *b)
         s = open_session(b, true);
         const answer one = ask(b, s.engine, seeds[0]), two = ask(b, s.engine, seeds[1]);
         close_session(&s);
-        remove_dir(b);
+        bench_remove_store(b->dir);
         compare(&cold[0], &one);
         compare(&cold[1], &two);
         n_restored += one.usage.cache.disk_tokens > 0;

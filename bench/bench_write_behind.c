@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "base/base_impl.h"
+#include "bench_dir.h"
 #include "firn/disk.h"
 #include "firn/engine.h"
 #include "firn/model.h"
@@ -198,21 +199,6 @@ static pass run_pass(bench *b, bool has_tier, uint64_t seed)
     return out;
 }
 
-static void remove_dir(const bench *b)
-{
-    static const char *const names[] = { "index/data.mdb", "index/lock.mdb", "index", "firn.lock" };
-    char path[600];
-    for (uint32_t id = 1; id < 1000; id++) {
-        (void)snprintf(path, sizeof path, "%s/seg-%08" PRIu32 ".firn", b->dir, id);
-        (void)unlink(path);
-    }
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-        (void)snprintf(path, sizeof path, "%s/%s", b->dir, names[i]);
-        (void)remove(path);
-    }
-    (void)rmdir(b->dir);
-}
-
 static void run_all(bench *b)
 {
     double off[RUNS_MAX], on[RUNS_MAX], ratios[RUNS_MAX], written[RUNS_MAX];
@@ -227,7 +213,7 @@ static void run_all(bench *b)
         with = on_first ? run_pass(b, true, seed) : with;
         without = run_pass(b, false, seed);
         with = on_first ? with : run_pass(b, true, seed);
-        remove_dir(b);
+        bench_remove_store(b->dir);
         if (with.digest != without.digest) {
             fail("answers", "they differ with and without a tier");
         }
