@@ -175,7 +175,9 @@ static void do_store(world *w)
         return;
     }
     const bool stored = fixture_store_with(&w->fix, w->tier, ns, tokens, n, &attachment, n_attachments, &reason);
-    assert_true(stored);
+    if (!stored) {
+        fail_msg("a store of %u tokens was refused: %s", n, firn_reason_name(reason));
+    }
     if (!w->impl->evicts) { /* the dictionary never forgets: what is evicted cannot be compared with it */
         assert_true(fixture_store_with(&w->fix, &w->model->tier, ns, tokens, n, &attachment, n_attachments, &reason));
     }
