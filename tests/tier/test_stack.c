@@ -311,6 +311,66 @@ static void attachments_that_are_worth_least_stay_above(void **unused)
     rig_deinit(&rig);
 }
 
+static void *let_go(void *ctx)
+{
+    for (int i = 0; i < 25; i++) {
+        rig_nap();
+    }
+    gate_tier *upper = ctx;
+    gate_set(upper, hang[GATE_RESTORE], false);
+    return NULL;
+}
+
+/* The copier reads in the upper what a store replaces there. */
+static void copying_down_refuses_no_store(void **unused)
+{
+    (void)unused;
+    stack_rig rig;
+    const firn_stack_options options = { .demote_idle_ns = 1, .store_wait_ns = RIG_LONG_NS };
+    rig_init(&rig, "replaced", &options, FIXTURE_PLAIN);
+    gate_set(rig.upper, hang[GATE_RESTORE], true);
+    const char *texts[2] = { "one", "two" };
+    pthread_t thread;
+    for (int i = 0; i < 2; i++) {
+        const firn_attachment attachment = { .schema = "test.1", .metadata = texts[i], .n_metadata_bytes = 3 };
+        firn_reason reason;
+        assert_true(fixture_store_with(&rig.fix, rig.tier, "", rig.tokens, 150, &attachment, 1, &reason));
+        if (i == 0) {
+            gate_wait_inside(rig.upper, GATE_RESTORE);
+            assert_int_equal(pthread_create(&thread, NULL, let_go, rig.upper), 0);
+        }
+    }
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    assert_true(firn_tier_flush(rig.tier, RIG_LONG_NS).durable);
+    for (int i = 0; i < 2; i++) {
+        const firn_match match = firn_tier_find_exact(rig.disks[i], rig.tokens, 150, "");
+        firn_restored restored;
+        assert_int_equal(firn_tier_restore(rig.disks[i], match.handle, 0, &restored), FIRN_REASON_NONE);
+        assert_memory_equal(restored.attachments[0].metadata, "two", 3);
+        firn_restored_deinit(&restored);
+        firn_tier_release(rig.disks[i], match.handle);
+    }
+    rig_deinit(&rig);
+}
+
+/* Somebody reads in the lower what a copy replaces there: it is put off, not dropped. */
+static void a_copy_waits_for_who_reads_below(void **unused)
+{
+    (void)unused;
+    stack_rig rig;
+    rig_init(&rig, "read below", NULL, FIXTURE_PLAIN);
+    const firn_attachment attachment = { .schema = "test.1", .metadata = "one", .n_metadata_bytes = 3 };
+    firn_reason reason;
+    assert_true(fixture_store_with(&rig.fix, rig.disks[1], "", rig.tokens, 150, &attachment, 1, &reason));
+    assert_true(fixture_store_with(&rig.fix, rig.tier, "", rig.tokens, 150, &attachment, 1, &reason));
+    const firn_match match = firn_tier_find_exact(rig.disks[1], rig.tokens, 150, "");
+    assert_int_equal(firn_tier_flush(rig.tier, RIG_LONG_NS).n_missing, 1);
+    firn_tier_release(rig.disks[1], match.handle);
+    assert_true(firn_tier_flush(rig.tier, RIG_LONG_NS).durable);
+    assert_int_equal(rig_stats(&rig).n_copies_dropped, 0);
+    rig_deinit(&rig);
+}
+
 static void the_list_of_what_waits_is_bounded_and_counted(void **unused)
 {
     (void)unused;
@@ -417,6 +477,8 @@ int main(void)
         cmocka_unit_test(a_flush_copies_what_is_left_and_says_what_is_missing),
         cmocka_unit_test(a_conversation_that_grows_is_copied_once_and_written_as_a_delta),
         cmocka_unit_test(attachments_that_are_worth_least_stay_above),
+        cmocka_unit_test(copying_down_refuses_no_store),
+        cmocka_unit_test(a_copy_waits_for_who_reads_below),
         cmocka_unit_test(the_list_of_what_waits_is_bounded_and_counted),
         cmocka_unit_test(copying_needs_nothing_of_the_pool),
         cmocka_unit_test(a_new_process_finds_what_either_holds),

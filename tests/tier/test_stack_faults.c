@@ -46,6 +46,29 @@ static void what_the_upper_refuses_the_lower_keeps_at_once(void **unused)
     rig_deinit(&rig);
 }
 
+/* Last logits of a prompt whose state the upper has evicted. */
+static void attachments_find_the_state_that_they_are_of(void **unused)
+{
+    (void)unused;
+    stack_rig rig;
+    rig_init(&rig, "attachments", NULL, FIXTURE_PLAIN);
+    assert_int_equal(fixture_store(&rig.fix, rig.disks[1], "", rig.tokens, 150), FIRN_REASON_NONE);
+    const firn_attachment attachment = { .schema = "test.1", .metadata = "abc", .n_metadata_bytes = 3 };
+    firn_store_input input = { .tokens = rig.tokens, .n_tokens = 150, .attachments = &attachment, .n_attachments = 1 };
+    firn_reason reason;
+    assert_true(firn_tier_store(rig.tier, &input, &reason));
+    const firn_match match = firn_tier_find_exact(rig.disks[1], rig.tokens, 150, "");
+    firn_restored restored;
+    assert_int_equal(firn_tier_restore(rig.disks[1], match.handle, 0, &restored), FIRN_REASON_NONE);
+    assert_true(restored.n_attachments == 1 && memcmp(restored.attachments[0].metadata, "abc", 3) == 0);
+    firn_restored_deinit(&restored);
+    firn_tier_release(rig.disks[1], match.handle);
+    input.tokens = rig.tokens + 500; /* of state that nobody has */
+    assert_false(firn_tier_store(rig.tier, &input, &reason));
+    assert_int_equal(reason, FIRN_REASON_FAMILY_MISSING);
+    rig_deinit(&rig);
+}
+
 static void a_restore_that_fails_above_comes_from_below(void **unused)
 {
     (void)unused;
@@ -330,6 +353,7 @@ int main(void)
     rig_use_memory();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_the_upper_refuses_the_lower_keeps_at_once),
+        cmocka_unit_test(attachments_find_the_state_that_they_are_of),
         cmocka_unit_test(a_restore_that_fails_above_comes_from_below),
         cmocka_unit_test(damage_above_is_made_good_from_below),
         cmocka_unit_test(a_lost_upper_is_served_around),

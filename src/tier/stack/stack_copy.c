@@ -32,6 +32,9 @@ typedef enum copy_outcome {
 static void set_above(firni_stacked *stacked, bool is_above)
 {
     pthread_mutex_lock(&stacked->mutex);
+    while (is_above && stacked->n_replacing > 0 && !stacked->is_stopping) {
+        (void)pthread_cond_wait(&stacked->changed, &stacked->mutex);
+    }
     stacked->is_copier_above = is_above;
     pthread_cond_broadcast(&stacked->changed);
     pthread_mutex_unlock(&stacked->mutex);
@@ -73,6 +76,12 @@ static copy_outcome fetch(firni_stacked *stacked, const firni_copy *copy, firn_p
     }
 }
 
+/* LOADING: somebody reads below what this would replace. */
+static bool is_passing(firn_reason reason)
+{
+    return firni_is_fault(reason) || reason == FIRN_REASON_NO_MEMORY || reason == FIRN_REASON_LOADING;
+}
+
 static copy_outcome store_down(firni_stacked *stacked, const firni_copy *copy, const firn_restored *restored)
 {
     const firn_store_input input = { .tokens = copy->tokens,
@@ -89,9 +98,9 @@ static copy_outcome store_down(firni_stacked *stacked, const firni_copy *copy, c
     stacked->counts.n_copies_refused += !stored;
     stacked->is_lower_dirty = stacked->is_lower_dirty || stored;
     pthread_mutex_unlock(&stacked->mutex);
-    return stored                                                             ? COPY_DONE
-           : firni_is_fault(reason) || reason == FIRN_REASON_NO_MEMORY ? COPY_LATER
-                                                                       : COPY_REFUSED;
+    return stored               ? COPY_DONE
+           : is_passing(reason) ? COPY_LATER
+                                : COPY_REFUSED;
 }
 
 /* The pin follows its path. One that the lower does not take is the upper's alone. */

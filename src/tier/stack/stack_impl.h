@@ -149,6 +149,7 @@ struct firni_stacked {
     /* copying */
     firni_copy_list list;
     firni_copy *copying;        /* not in the list */
+    uint32_t n_replacing;       /* stores that the copier's reading is in the way of: it reads nothing new meanwhile */
     uint32_t n_flushing;        /* callers that wait for the list to be empty */
     uint64_t pause_until_ns, pause_ns; /* after the lower, the upper or the pool refused */
     uint32_t n_refusals;        /* in a row */

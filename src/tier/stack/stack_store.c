@@ -63,20 +63,46 @@ static firn_reason store_low(firni_stacked *stacked, const firn_store_input *inp
     return reason;
 }
 
+/* A store that would replace what somebody reads is refused. Where that is the copier, which the caller knows nothing of,
+ * it is let finish, within the bound of other waits for it. */
+static bool store_high(firni_stacked *stacked, const firn_store_input *input, firn_reason *reason)
+{
+    if (firn_tier_store(stacked->upper, input, reason) || *reason != FIRN_REASON_LOADING) {
+        return *reason == FIRN_REASON_NONE;
+    }
+    const uint64_t until_ns = firni_now_ns(stacked->env) + stacked->options.store_wait_ns;
+    pthread_mutex_lock(&stacked->mutex);
+    stacked->n_replacing++;
+    uint64_t now_ns = firni_now_ns(stacked->env);
+    while (stacked->is_copier_above && !stacked->is_stopping && now_ns < until_ns) {
+        firni_stacked_wait_locked(stacked, until_ns - now_ns);
+        now_ns = firni_now_ns(stacked->env);
+    }
+    pthread_mutex_unlock(&stacked->mutex);
+    const bool stored = firn_tier_store(stacked->upper, input, reason);
+    pthread_mutex_lock(&stacked->mutex);
+    stacked->n_replacing--;
+    pthread_cond_broadcast(&stacked->changed);
+    pthread_mutex_unlock(&stacked->mutex);
+    return stored;
+}
+
 bool firni_stacked_store(firn_tier *tier, const firn_store_input *input, firn_reason *reason)
 {
     firni_stacked *stacked = firni_stacked_of(tier);
     firni_stacked_note_use(stacked);
     firni_copy_make_way(stacked);
-    bool stored = firn_tier_store(stacked->upper, input, reason);
+    bool stored = store_high(stacked, input, reason);
     const bool is_above = stored;
     firni_stacked_note_upper(stacked, *reason);
     /* Attachments alone that are worth less than any state save less than their way down costs, and would take their
      * state there as worth as little. */
     const bool is_least = input->n_caches == 0 && input->n_tokens > 0 && input->priority == FIRN_PRIORITY_MIN;
+    /* Of others the state may be below alone. */
+    const bool is_elsewhere = input->n_caches == 0 && !is_least && *reason == FIRN_REASON_FAMILY_MISSING;
     if (is_above && !is_least) {
         firni_copy_note(stacked, input, NULL, 0);
-    } else if (!is_above && firni_is_fault(*reason)) {
+    } else if (!is_above && (firni_is_fault(*reason) || is_elsewhere)) {
         stored = store_low(stacked, input) == FIRN_REASON_NONE;
         *reason = stored ? FIRN_REASON_NONE : *reason; /* the upper's: that is what has to be seen to */
     }

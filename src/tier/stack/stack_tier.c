@@ -145,6 +145,8 @@ static void get_stats(firn_tier *tier, firn_tier_stats *out)
     out->n_cancelled = upper->n_cancelled + lower->n_cancelled;
     out->n_evicted = upper->n_evicted + lower->n_evicted;
     out->n_quarantined = upper->n_quarantined + lower->n_quarantined;
+    out->n_demoted = upper->n_demoted + lower->n_demoted;
+    out->demoted_saved_bytes = upper->demoted_saved_bytes + lower->demoted_saved_bytes;
     out->n_pins = upper->n_pins > lower->n_pins ? upper->n_pins : lower->n_pins;
     out->pinned_bytes = upper->pinned_bytes > lower->pinned_bytes ? upper->pinned_bytes : lower->pinned_bytes;
     out->state = upper->state != FIRN_REASON_NONE ? upper->state : lower->state;
