@@ -1,11 +1,11 @@
 /*
- * Attention over latent blocks with the sizes of DeepSeek V3 (latent 512, rope key 64, f16) and 16 query heads: decode and
- * a prefill of 64 tokens at a depth, dense and sparse (64 index heads of 128, top-k 2,048).
+ * Attention over latent blocks with the sizes of DeepSeek V3 (latent 512, rope key 64, f16) and 16 query heads: decode
+ * and a prefill of 64 tokens at a depth, dense and sparse (64 index heads of 128, top-k 2,048).
  *
  *   bench_latent [--tiny]
  *
- * One thread, in its own processor time, since machines are shared: the median of RUNS runs with the spread. Before it is
- * timed, a result is compared with that of the scalar reference, bit by bit.
+ * One thread, in its own processor time, since machines are shared: the median of RUNS runs with the spread. Before it
+ * is timed, a result is compared with that of the scalar reference, bit by bit.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -112,8 +112,8 @@ static void measure(const bench *b, const char *layout, uint32_t depth, uint32_t
     }
     qsort(seconds, RUNS, sizeof seconds[0], compare_doubles);
     const double operations = 2.0 * n_queries * HEADS * (DIM + VALUE) * (depth - n_queries / 2.0);
-    printf("%-11s depth %5u, %2u queries  %8.3f ms (%.3f-%.3f)  %6.1f GOP/s over all tokens\n", layout, depth, n_queries,
-           seconds[RUNS / 2] * 1e3, seconds[0] * 1e3, seconds[RUNS - 1] * 1e3,
+    printf("%-11s depth %5u, %2u queries  %8.3f ms (%.3f-%.3f)  %6.1f GOP/s over all tokens\n", layout, depth,
+           n_queries, seconds[RUNS / 2] * 1e3, seconds[0] * 1e3, seconds[RUNS - 1] * 1e3,
            operations / seconds[RUNS / 2] * 1e-9);
     firn_cache_destroy(cache);
 }

@@ -3,9 +3,9 @@
  *
  *   bench_restore [--tiny] [--bytes MIB] [--runs N] [--dir DIR]
  *
- * For records of 128 KiB, 1 MiB and 8 MiB: a chain of them is stored, with a store's syncs, then found and restored into
- * blocks; plain, encrypted, and packed with zstd. Each run writes and reads a file of its own of just these bytes with
- * direct I/O, before the tier and after it: rates of a shared drive come and go, so it is the ratio that counts.
+ * For records of 128 KiB, 1 MiB and 8 MiB: a chain of them is stored, with a store's syncs, then found and restored
+ * into blocks; plain, encrypted, and packed with zstd. Each run writes and reads a file of its own of just these bytes
+ * with direct I/O, before the tier and after it: rates of a shared drive come and go, so it is the ratio that counts.
  * Bytes of a packed restore are those that it delivers. Every restored block is compared before it is timed.
  */
 #define _GNU_SOURCE /* O_DIRECT */
@@ -144,7 +144,8 @@ static void compare_state(const bench *b, const firn_restored *restored)
         const firn_row_view a = firn_cache_view_row(b->caches[layer], 0);
         const firn_row_view r = firn_cache_view_row(restored->caches[layer], 0);
         for (uint32_t i = 0; i < a.n_blocks; i++) {
-            if (memcmp(firn_block_data(a.blocks[i]), firn_block_data(r.blocks[i]), firn_block_bytes(a.blocks[i])) != 0) {
+            if (memcmp(firn_block_data(a.blocks[i]), firn_block_data(r.blocks[i]), firn_block_bytes(a.blocks[i])) !=
+                0) {
                 fail("restore", "other bits than were stored");
             }
         }
@@ -184,8 +185,8 @@ static double write_raw(const bench *b)
     return elapsed;
 }
 
-/* All requests of 1 MiB at once, through the seam that the tier reads with, which keeps the device busy. What is read is
- * not looked at, so that requests may share memory. */
+/* All requests of 1 MiB at once, through the seam that the tier reads with, which keeps the device busy. What is read
+ * is not looked at, so that requests may share memory. */
 static double read_raw(const bench *b)
 {
     const firn_io *io = firn_io_default();

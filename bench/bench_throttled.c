@@ -3,9 +3,10 @@
  *
  *   bench_throttled [--tiny] [-m MODEL.gguf] [--threads N] [--prompt TOKENS] [--mbps N] [--runs N] [--dir DIR]
  *
- * The disk reads at 5 MB/s, by a seam between the tier and the system. Each run computes a prompt without a tier, stores
- * its state, opens the tier anew and asks again, first of an engine that knows nothing of the disk, then of one that has
- * seen it be slow. What is restored in less time than computing takes may well be restored. The answers are compared.
+ * The disk reads at 5 MB/s, by a seam between the tier and the system. Each run computes a prompt without a tier,
+ * stores its state, opens the tier anew and asks again, first of an engine that knows nothing of the disk, then of one
+ * that has seen it be slow. What is restored in less time than computing takes may well be restored. The answers are
+ * compared.
  */
 #define _GNU_SOURCE /* mkdtemp is POSIX 2008, yet hidden by some libraries without it */
 #include <inttypes.h>
@@ -289,7 +290,8 @@ int main(int argc, char **argv)
     check_ok(firn_model_open(&model_options, NULL, &b.model, &err), &err);
     const firn_pool_options pool_options = { .budget_bytes = UINT64_C(1) << 30 };
     check_ok(firn_pool_create(&pool_options, &b.env, &b.pool, &err), &err);
-    printf("%s, prompts of %" PRIu32 " tokens, a disk of %" PRIu32 " MB/s\n", b.model_path, b.n_prompt, b.mb_per_second);
+    printf("%s, prompts of %" PRIu32 " tokens, a disk of %" PRIu32 " MB/s\n", b.model_path, b.n_prompt,
+           b.mb_per_second);
     run_all(&b);
     firn_pool_destroy(b.pool);
     firn_model_close(b.model);

@@ -111,7 +111,8 @@ static void ask(bench *b, firn_engine *engine, row *r, uint64_t seed)
     const uint32_t n_vocab = firn_model_get_info(b->model)->n_vocab;
     firn_token prompt[N_PROMPT];
     for (uint32_t i = 0; i < N_PROMPT; i++) {
-        prompt[i] = (firn_token)(mix(seed * 4096u + r->n_asked * 64u + (uint64_t)(r - b->rows) * 262144u + i) % n_vocab);
+        prompt[i] =
+            (firn_token)(mix(seed * 4096u + r->n_asked * 64u + (uint64_t)(r - b->rows) * 262144u + i) % n_vocab);
     }
     const firn_request request = { .prompt = prompt,
                                    .n_prompt = N_PROMPT,
@@ -275,8 +276,10 @@ int main(int argc, char **argv)
                 .n_requests = 8, .n_runs = 11 };
     firn_error err;
     if (!parse(&b, argc, argv)) {
-        fprintf(stderr, "usage: bench_write_behind [--tiny] [-m MODEL.gguf] [--threads N] [--rows 1..%d] [--requests N] "
-                        "[--runs 1..%d] [--dir DIR]\n", ROWS_MAX, RUNS_MAX);
+        fprintf(stderr,
+                "usage: bench_write_behind [--tiny] [-m MODEL.gguf] [--threads N] [--rows 1..%d] [--requests N] "
+                "[--runs 1..%d] [--dir DIR]\n",
+                ROWS_MAX, RUNS_MAX);
         return 2;
     }
     (void)pthread_mutex_init(&b.mutex, NULL);

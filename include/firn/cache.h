@@ -59,7 +59,8 @@ typedef struct firn_cache_options {
     uint32_t index_top_k;    /* kv:mla:dsa: tokens that a query sees at most, 1..4096; required there */
     const char *attention;   /* hybrid: the layout of its keys and values, which the members above describe; required
                               * there, any kv:* but kv:delayed-* */
-    const struct firn_cache_options *recurrent; /* hybrid: its recurrent part, an ssm:* layout; required there, copied */
+    const struct firn_cache_options *recurrent; /* hybrid: its recurrent part, an ssm:* layout; required there,
+                                                 * copied */
     uint32_t max_tokens;     /* hard context bound of a row; 0 means none */
     const char *kernel;      /* "scalar", "avx2", "avx512", "neon"; NULL: FIRN_KERNEL or the best of this processor */
 } firn_cache_options;
@@ -68,7 +69,8 @@ typedef struct firn_cache_options {
  * Errors: INVALID (a member out of range), UNSUPPORTED (no such layout; message lists those that exist), NO_MEMORY. */
 firn_status firn_cache_create(const firn_cache_options *options, firn_pool *pool, const firn_env *env, firn_cache **out,
                               firn_error *err);
-/* dispose(): releases all rows. Safe on NULL, on an empty and on a half-built cache. Donors taken from it stay valid. */
+/* dispose(): releases all rows. Safe on NULL, on an empty and on a half-built cache. Donors taken from it
+ * stay valid. */
 void firn_cache_destroy(firn_cache *cache);
 /* makeEmptyBatch(): an empty cache of the same layout, geometry and pool. */
 firn_status firn_cache_make_empty(const firn_cache *cache, firn_cache **out, firn_error *err);
@@ -82,7 +84,8 @@ firn_status firn_cache_make_empty(const firn_cache *cache, firn_cache **out, fir
  * serial), SIGNATURE (layout, dtype, geometry or pool differ; the message names both sides), NO_MEMORY. */
 firn_status firn_cache_merge_rows(firn_cache *target, const firn_cache *const *sources, uint32_t n_sources,
                                   firn_error *err);
-/* extractRow(): an independent, owned serial cache that holds `row`. Errors: INVALID (row), STATE (open round), NO_MEMORY. */
+/* extractRow(): an independent, owned serial cache that holds `row`. Errors: INVALID (row), STATE (open round),
+ * NO_MEMORY. */
 firn_status firn_cache_extract_row(const firn_cache *cache, uint32_t row, firn_cache **out, firn_error *err);
 /* filterRows(): keeps rows keep[0..n_keep) in this order; n_keep may be 0. Errors: INVALID (a duplicate or an index out
  * of range), STATE (open round): nothing changed. */
@@ -91,7 +94,8 @@ firn_status firn_cache_filter_rows(firn_cache *cache, const uint32_t *keep, uint
 firn_status firn_cache_add_row(firn_cache *cache, firn_error *err);
 
 uint32_t firn_cache_batch_size(const firn_cache *cache);                       /* batchSize; 0 when empty */
-uint32_t firn_cache_offset(const firn_cache *cache);                           /* offset: largest row count; 0 when empty */
+uint32_t firn_cache_offset(const firn_cache *cache);                           /* offset: largest row count; 0 when
+                                                                                * empty */
 uint32_t firn_cache_row_tokens(const firn_cache *cache, uint32_t row);         /* rowOffsets[row] */
 uint32_t firn_cache_left_pad(const firn_cache *cache, uint32_t row);           /* leftPad[row]: offset - row_tokens */
 uint32_t firn_cache_max_tokens(const firn_cache *cache);                       /* maxTokens, or FIRN_TOKENS_UNLIMITED */
@@ -139,8 +143,8 @@ uint64_t firn_cache_working_bytes(const firn_cache *cache, uint32_t tokens, uint
 uint32_t firn_cache_first_block_needed(const firn_cache *cache, uint32_t n_tokens);
 /* Bytes of the fixed-size state of one row; 0 for layouts without one. */
 size_t firn_cache_fixed_bytes(const firn_cache *cache);
-/* signature(): stable identity of the layout with its parameters, e.g. "kv:plain". Never NULL or empty; lives as long as
- * the cache. */
+/* signature(): stable identity of the layout with its parameters, e.g. "kv:plain". Never NULL or empty; lives as long
+ * as the cache. */
 const char *firn_cache_signature(const firn_cache *cache);
 /* Layout and geometry as given at creation with defaults filled in; lives as long as the cache. */
 const firn_cache_options *firn_cache_get_options(const firn_cache *cache);
@@ -148,8 +152,8 @@ const firn_cache_options *firn_cache_get_options(const firn_cache *cache);
  * that blocks may be exchanged. Lives as long as the cache. */
 const char *firn_cache_describe(const firn_cache *cache);
 /* composed: the caches that a composing layout holds, borrowed, to be looked at only; 0 and *parts = NULL for a simple
- * layout. hybrid: attention, recurrent. kv:delayed-*: plain, quantised; a row has its tokens in one of them. kv:mla:dsa is
- * simple: latents and index keys are planes of one block, so nothing can ever part them. */
+ * layout. hybrid: attention, recurrent. kv:delayed-*: plain, quantised; a row has its tokens in one of them. kv:mla:dsa
+ * is simple: latents and index keys are planes of one block, so nothing can ever part them. */
 uint32_t firn_cache_composed(const firn_cache *cache, firn_cache *const **parts);
 
 /* ---- append and attend --------------------------------------------------------------------------------------- */
@@ -213,8 +217,8 @@ firn_status firn_cache_attend(const firn_cache *cache, const firn_attend_input *
 /* The new tokens of recurrent layouts, packed over rows as for append. First each channel of x passes through a short
  * causal convolution and silu; its channels are then queries, keys and values, and each state head h takes one token
  * after the other:
- *   ssm:gated-delta  channels q [n_kv_heads, head_dim], k likewise, v [n_state_heads, value_dim]; q and k are divided by
- *                    their lengths; S = decay * S, S += k (x) strength * (v - S^T k); out = S^T q
+ *   ssm:gated-delta  channels q [n_kv_heads, head_dim], k likewise, v [n_state_heads, value_dim]; q and k are divided
+ *                    by their lengths; S = decay * S, S += k (x) strength * (v - S^T k); out = S^T q
  *   ssm:mamba2       channels v [n_state_heads, value_dim], k [n_kv_heads, head_dim], q likewise;
  *                    S = decay * S + k (x) strength * v; out = S^T q + skip * v
  * The result for a token depends on nothing but the tokens before it in its row: not on the batch, the chunk or the
@@ -235,14 +239,14 @@ typedef struct firn_recur_input {
 } firn_recur_input;
 
 /* Passes the tokens through the state, writes their outputs and advances each row by counts[r]. Reserves first when the
- * caller has not. Errors: UNSUPPORTED (the layout is attended to instead, or takes this with its append), and as reserve:
- * nothing changed. */
+ * caller has not. Errors: UNSUPPORTED (the layout is attended to instead, or takes this with its append), and as
+ * reserve: nothing changed. */
 firn_status firn_cache_recur(firn_cache *cache, const firn_recur_input *input, const uint32_t *counts,
                              firn_workers *workers, firn_error *err);
 
-/* Ends a step: lets go of blocks that no query of a later token can see. Not in an open round, which keeps them until it
- * ends; commit and rollback settle too. An append settles first. Whoever shares this cache's rows with later layers of
- * the same step calls it after them. */
+/* Ends a step: lets go of blocks that no query of a later token can see. Not in an open round, which keeps them until
+ * it ends; commit and rollback settle too. An append settles first. Whoever shares this cache's rows with later layers
+ * of the same step calls it after them. */
 void firn_cache_settle(firn_cache *cache);
 
 /* ---- donors -------------------------------------------------------------------------------------------------- */
@@ -262,10 +266,10 @@ firn_status firn_donor_attend(const firn_donor *donor, const firn_attend_input *
 
 /* ---- speculative rounds -------------------------------------------------------------------------------------- */
 
-/* A verify round: begin, append the drafted tokens (in one append or in several), then commit all of them or roll back to the first keep[r] of each
- * row's tokens of the round. Rollback leaves exactly the state of never having processed the others. Rows may not be
- * added, filtered or merged while a round is open. Errors: STATE (begin twice, end without begin), INVALID (keep
- * larger than what the round appended), NO_MEMORY (begin). */
+/* A verify round: begin, append the drafted tokens (in one append or in several), then commit all of them or roll back
+ * to the first keep[r] of each row's tokens of the round. Rollback leaves exactly the state of never having processed
+ * the others. Rows may not be added, filtered or merged while a round is open. Errors: STATE (begin twice, end without
+ * begin), INVALID (keep larger than what the round appended), NO_MEMORY (begin). */
 firn_status firn_cache_spec_begin(firn_cache *cache, firn_error *err);
 firn_status firn_cache_spec_commit(firn_cache *cache, firn_error *err);
 firn_status firn_cache_spec_rollback(firn_cache *cache, const uint32_t *keep, firn_error *err);
@@ -275,9 +279,11 @@ firn_status firn_cache_spec_rollback(firn_cache *cache, const uint32_t *keep, fi
 /* state(): the state as dense arrays, in the layout's order (plain: K then V, each [B, n_kv_heads, S, dim] in the
  * storage dtype, S = offset, rows right-justified, padding zero; with a window each row shows its last tokens, at most
  * as many as the window has, and S is the largest number of them; quantised
- * layouts: docs/layouts/quantised.md; composing ones: the tensors of their parts in order, each as wide as its part; recurrent: the convolution's last inputs [B, conv_width - 1, channels], then the
- * matrices [B, n_state_heads, head_dim, value_dim]). Sets *n_tensors; `tensors` has room for FIRN_CACHE_STATE_TENSORS_MAX. stateNeedsDispose is tensors[i].owned: owned tensors are released with
- * firn_tensor_deinit(), borrowed ones stay valid until the next call that changes the cache. Errors: NO_MEMORY. */
+ * layouts: docs/layouts/quantised.md; composing ones: the tensors of their parts in order, each as wide as its part;
+ * recurrent: the convolution's last inputs [B, conv_width - 1, channels], then the matrices [B, n_state_heads,
+ * head_dim, value_dim]). Sets *n_tensors; `tensors` has room for FIRN_CACHE_STATE_TENSORS_MAX. stateNeedsDispose is
+ * tensors[i].owned: owned tensors are released with firn_tensor_deinit(), borrowed ones stay valid until the next call
+ * that changes the cache. Errors: NO_MEMORY. */
 #define FIRN_CACHE_STATE_TENSORS_MAX 8
 firn_status firn_cache_state(const firn_cache *cache, firn_tensor *tensors, uint32_t *n_tensors, firn_error *err);
 /* ropeOffsetArr: writes each row's token count, the position of its next token; offsets has room for batch_size. */

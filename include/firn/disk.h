@@ -102,8 +102,8 @@ typedef struct firn_disk_name {
 /* Calls visit for each, in no stated order, until it returns false. */
 firn_status firn_disk_visit_names(firn_tier *tier, bool (*visit)(void *ctx, const firn_disk_name *name), void *ctx,
                                   firn_error *err);
-/* Reads and verifies every record; counts those that fail and quarantines them when this process is the writer. KEY: the
- * store is encrypted, and was opened without its key. */
+/* Reads and verifies every record; counts those that fail and quarantines them when this process is the writer. KEY:
+ * the store is encrypted, and was opened without its key. */
 firn_status firn_disk_verify(firn_tier *tier, uint64_t *n_good, uint64_t *n_bad, firn_error *err);
 
 typedef struct firn_disk_demote_report {
@@ -113,8 +113,8 @@ typedef struct firn_disk_demote_report {
 } firn_disk_demote_report;
 
 /* Compresses now what has not been used for demote_idle_ns, as the tier itself does when nobody uses it: records that
- * nobody was promised or pinned, a few megabytes at a time, within the budget. For the writer. Errors: STATE (opened for
- * reading, or demote_idle_ns is 0), IO, NO_MEMORY; what was done before a failure stays. */
+ * nobody was promised or pinned, a few megabytes at a time, within the budget. For the writer. Errors: STATE (opened
+ * for reading, or demote_idle_ns is 0), IO, NO_MEMORY; what was done before a failure stays. */
 firn_status firn_disk_demote(firn_tier *tier, firn_disk_demote_report *report, firn_error *err);
 
 typedef struct firn_disk_fsck_options {
@@ -135,11 +135,11 @@ typedef struct firn_disk_fsck_report {
     uint64_t n_ledger_damaged;      /* stretches of the ledger that cannot be read */
 } firn_disk_fsck_report;
 
-/* Makes the index of a store anew from its segments and its ledger: when it is lost, damaged or of another version. What
- * namespaces stored behind records of those above them, priorities, pins, sessions and keys come back; records count as
- * used when they were written. No process may be using the directory. Nothing that is stored changes
- * before the end, and a run that is interrupted can be repeated. options may be NULL. Errors: BUSY, FORMAT (no store,
- * or records of another version: nothing was changed), KEY (records of another key than was given, or encrypted and plain
+/* Makes the index of a store anew from its segments and its ledger: when it is lost, damaged or of another version.
+ * What namespaces stored behind records of those above them, priorities, pins, sessions and keys come back; records
+ * count as used when they were written. No process may be using the directory. Nothing that is stored changes before
+ * the end, and a run that is interrupted can be repeated. options may be NULL. Errors: BUSY, FORMAT (no store, or
+ * records of another version: nothing was changed), KEY (records of another key than was given, or encrypted and plain
  * ones: nothing was changed), IO, NO_MEMORY. */
 firn_status firn_disk_fsck(const char *dir, const firn_disk_fsck_options *options, const firn_env *env,
                            firn_disk_fsck_report *out, firn_error *err);

@@ -26,14 +26,15 @@ typedef struct firn_engine_options {
     uint32_t ctx_tokens_max;    /* most tokens of one request, prompt and answer; 0: the model's training context */
     uint32_t batch_rows_max;    /* rows decoding at once; 0: 16 */
     uint32_t chunk_tokens_max;  /* prompt tokens per step; 0: 256 */
-    uint64_t max_itl_ns;        /* most time between two tokens of a row while prompts are read beside it: their chunks are
-                                 * made as small as that takes, but a step reads some of each. Answers do not change.
-                                 * 0: four times what the rows' own step takes, at least 50 ms; an hour: whole chunks always */
+    uint64_t max_itl_ns;        /* most time between two tokens of a row while prompts are read beside it: their chunks
+                                 * are made as small as that takes, but a step reads some of each. Answers do not
+                                 * change. 0: four times what the rows' own step takes, at least 50 ms; an hour: whole
+                                 * chunks always */
     uint32_t queue_max;         /* requests waiting; beyond it submit answers BUSY; 0: 128 */
     bool no_prefix_cache;       /* compute every prompt in full */
     bool restore_always;        /* read from the tier also where computing is expected to be faster */
-    uint64_t layered_bytes_min; /* restores of so much or more arrive layer by layer, and the prompt goes on before their
-                                 * end; 0: 16 MiB */
+    uint64_t layered_bytes_min; /* restores of so much or more arrive layer by layer, and the prompt goes on before
+                                 * their end; 0: 16 MiB */
     const char *policy;         /* which state leaves RAM first, and what may come in: firn_prefix_options; NULL: its */
     const char *admission;      /* defaults */
     /* Speculation: guessed tokens are forwarded together with a row's last one, and kept as far as they are what the
@@ -116,16 +117,17 @@ typedef struct firn_request {
     bool ignore_end;            /* do not stop at end tokens */
     bool no_cache;              /* neither read nor fill the prefix cache, whatever `cache` says */
     firn_cache_policy cache;    /* what it may do with the cache */
-    bool only_prefill;          /* read the prompt and generate nothing: END comes with LENGTH, and no TOKEN before it */
-    const char *pin;            /* with only_prefill: pin what was read in RAM, under this name, before END comes; END has
-                                 * ERROR when that cannot be. Copied; NULL: do not */
+    bool only_prefill;          /* read the prompt and generate nothing: END comes with LENGTH, and no TOKEN before
+                                 * it */
+    const char *pin;            /* with only_prefill: pin what was read in RAM, under this name, before END comes; END
+                                 * has ERROR when that cannot be. Copied; NULL: do not */
     uint64_t pin_until_wall_ns;
     const char *session;        /* the conversation it belongs to, 1..128 bytes, copied; NULL: none. Where it ended is
                                  * remembered, in the tier as well: usage says how the next request stands to that */
-    const char *request_id;     /* 1..64 bytes, copied; NULL: none. With checkpoint_tokens and a tier: a request with the
-                                 * same id, namespace, prompt and parameters as one that was cut off goes on from the
-                                 * last checkpoint; what it had generated comes as events first. submit() may wait for
-                                 * one small read then. Not with n_logprobs */
+    const char *request_id;     /* 1..64 bytes, copied; NULL: none. With checkpoint_tokens and a tier: a request with
+                                 * the same id, namespace, prompt and parameters as one that was cut off goes on from
+                                 * the last checkpoint; what it had generated comes as events first. submit() may wait
+                                 * for one small read then. Not with n_logprobs */
     bool is_new_text;           /* the answer begins a text of its own (a chat turn): the space that a SentencePiece
                                    vocabulary puts before a first word is not part of it */
     /* Called on the engine thread, in order, END exactly once and last. Must not block or call the engine other than
@@ -134,8 +136,10 @@ typedef struct firn_request {
     void *ctx;
 } firn_request;
 
-/* Starts the engine thread. Errors: INVALID (numbers out of range, a drafter with another vocabulary), NO_MEMORY, IO (thread). */
-firn_status firn_engine_create(const firn_engine_options *options, const firn_env *env, firn_engine **out, firn_error *err);
+/* Starts the engine thread. Errors: INVALID (numbers out of range, a drafter with another vocabulary), NO_MEMORY, IO
+ * (thread). */
+firn_status firn_engine_create(const firn_engine_options *options, const firn_env *env, firn_engine **out,
+                               firn_error *err);
 /* Stops within about bound_ns: cancels what runs after half of it, flushes dirty state in the rest; report may be NULL.
  * Then destroys. Accepts NULL. */
 void firn_engine_destroy(firn_engine *engine, uint64_t bound_ns, firn_flush_report *report);

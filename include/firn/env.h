@@ -33,7 +33,12 @@ typedef struct firn_clock {
     void *ctx;
 } firn_clock;
 
-typedef enum firn_log_level { FIRN_LOG_ERROR = 0, FIRN_LOG_WARN = 1, FIRN_LOG_INFO = 2, FIRN_LOG_DEBUG = 3 } firn_log_level;
+typedef enum firn_log_level {
+    FIRN_LOG_ERROR = 0,
+    FIRN_LOG_WARN = 1,
+    FIRN_LOG_INFO = 2,
+    FIRN_LOG_DEBUG = 3
+} firn_log_level;
 
 /* Log. message is one line without a newline, valid during the call. Called from several threads. */
 typedef struct firn_log {

@@ -49,8 +49,8 @@ bool firn_identity_explain(const char *text_a, const char *text_b, char *out, si
  * and a name of its own. Parents may have parents, up to so many levels in all; what is above them is not read. */
 #define FIRN_NAMESPACE_BELOW '\x1f'
 #define FIRN_NAMESPACE_LEVELS_MAX 3
-/* Writes the full name of `name` below `parent` into out; NULL means "", which is a name like any other. Errors: INVALID
- * (too long, or `name` contains U+001F itself). */
+/* Writes the full name of `name` below `parent` into out; NULL means "", which is a name like any other. Errors:
+ * INVALID (too long, or `name` contains U+001F itself). */
 firn_status firn_namespace_below(const char *parent, const char *name, char out[FIRN_NAMESPACE_BYTES_MAX + 1],
                                  firn_error *err);
 firn_digest firn_chain_root(const firn_digest *identity, const char *ns);

@@ -44,17 +44,18 @@ typedef struct firn_model_options {
     uint32_t max_rows;           /* most rows of one forward; 0: 64 */
     void (*progress)(void *ctx, float fraction); /* load progress, may be NULL */
     void *progress_ctx;
-    /* Weights in the form that kernels read, kept in a file for the next start, which maps it: a directory of its own for
-     * such files, made when it is not there; NULL: none is read or written. A file is written after the first forward,
-     * on a thread of its own; whatever keeps it from being read or written is logged, and costs time alone. */
+    /* Weights in the form that kernels read, kept in a file for the next start, which maps it: a directory of its own
+     * for such files, made when it is not there; NULL: none is read or written. A file is written after the first
+     * forward, on a thread of its own; whatever keeps it from being read or written is logged, and costs time alone. */
     const char *packed_dir;
     uint64_t packed_bytes_max;   /* of all such files; others make room, the oldest first; 0: no limit */
     uint64_t packed_bytes_min;   /* smaller weights are not kept: packing them takes no time; 0: 32 MiB */
 } firn_model_options;
 
-/* Opens and checks the file, repacks the weights or maps them as packed before. Errors: IO, FORMAT (truncated, hostile, contradictory; the message
- * names the key or tensor), UNSUPPORTED (architecture or weight type; the message lists those supported), INVALID (options
- * out of range or in contradiction; layers that cannot keep state as kv_scheme says, which the message names), NO_MEMORY. */
+/* Opens and checks the file, repacks the weights or maps them as packed before. Errors: IO, FORMAT (truncated, hostile,
+ * contradictory; the message names the key or tensor), UNSUPPORTED (architecture or weight type; the message lists
+ * those supported), INVALID (options out of range or in contradiction; layers that cannot keep state as kv_scheme says,
+ * which the message names), NO_MEMORY. */
 firn_status firn_model_open(const firn_model_options *options, const firn_env *env, firn_model **out, firn_error *err);
 void firn_model_close(firn_model *model); /* accepts NULL */
 
@@ -82,7 +83,8 @@ typedef struct firn_forward_input {
     const uint32_t *counts;      /* [n_rows]; 0 is allowed */
     uint32_t n_rows;
     firn_cache *const *caches;   /* [n_layers], each with n_rows rows; advanced by counts */
-    const uint8_t *want_logits;  /* [sum(counts)] 0 or 1: positions whose logits are wanted; NULL: the last of each row */
+    const uint8_t *want_logits;  /* [sum(counts)] 0 or 1: positions whose logits are wanted; NULL: the last of each
+                                  * row */
     float *logits;               /* out: [number wanted, n_vocab] f32, in packed order */
     /* Optional. Asked before a layer uses caches[cache], in the order of the layers; may wait. False: the forward ends
      * with CANCELLED, and the caches are fit for nothing but being destroyed. */

@@ -58,11 +58,14 @@ typedef struct firn_prefix_options {
     uint32_t write_queue_max;      /* stores waiting for the worker; 0: 64 */
     uint64_t restore_deadline_ns;  /* longest wait for the tier, its answer and its read together; 0: 10 s */
     bool restore_always;           /* read also where computing is expected to be faster: for measurements and tests */
-    uint64_t compute_ns_min;       /* time that computing one token takes at least, until it has been measured; 0: not known */
+    uint64_t compute_ns_min;       /* time that computing one token takes at least, until it has been measured; 0: not
+                                    * known */
     uint64_t layered_bytes_min;    /* reads of so much or more arrive layer by layer; 0: 16 MiB */
     uint64_t logits_bytes_max;     /* of last logits; 0: 16 MiB */
-    uint32_t n_logits;             /* numbers behind a token, which those of the tier must have; 0: none are read there */
-    uint64_t retry_ns_min;         /* first pause before a failed store is tried again, doubled up to 64 times this; 0: 100 ms */
+    uint32_t n_logits;             /* numbers behind a token, which those of the tier must have; 0: none are read
+                                    * there */
+    uint64_t retry_ns_min;         /* first pause before a failed store is tried again, doubled up to 64 times this; 0:
+                                    * 100 ms */
     const char *policy;            /* who leaves first: "lru" (NULL), or "cost": what saves least for its bytes */
     const char *admission;         /* who may come in: "always" (NULL), or "second": while the cache is starved, what an
                                     * earlier request asked for too; the rest is refused with NO_MEMORY */
@@ -70,7 +73,8 @@ typedef struct firn_prefix_options {
     void *notify_ctx;
 } firn_prefix_options;
 
-firn_status firn_prefix_create(const firn_prefix_options *options, const firn_env *env, firn_prefix **out, firn_error *err);
+firn_status firn_prefix_create(const firn_prefix_options *options, const firn_env *env, firn_prefix **out,
+                               firn_error *err);
 /* Waits for the store and the reads in progress, drops the rest of the queue (call firn_prefix_flush first to keep it),
  * releases all nodes. All leases released before. Accepts NULL. A lookup that the tier does not answer is left behind
  * after restore_deadline_ns. A store or a read is not, since it uses memory of the pool: a tier whose store never
@@ -139,11 +143,12 @@ firn_status firn_lease_start_caches(firn_lease *lease, firn_cache **caches, firn
 bool firn_lease_await_layer(firn_lease *lease, uint32_t layer, uint64_t until_ns);
 bool firn_lease_is_arriving(const firn_lease *lease); /* its last layer is not there yet */
 
-/* Keeps the logits behind the prompt tokens[0..n_tokens), whose state is in the tree, or will be: copied, the latest few
- * are kept. where: as their state was put, not FIRN_STORE_NONE. Benign when there is no memory. */
+/* Keeps the logits behind the prompt tokens[0..n_tokens), whose state is in the tree, or will be: copied, the latest
+ * few are kept. where: as their state was put, not FIRN_STORE_NONE. Benign when there is no memory. */
 void firn_prefix_keep_logits(firn_prefix *prefix, const firn_token *tokens, uint32_t n_tokens, const char *ns,
                              const float *logits, uint32_t n_logits, firn_store_where where);
-/* Says how long a forward took that computed n_tokens prompt tokens at about this depth: what a read is compared with. */
+/* Says how long a forward took that computed n_tokens prompt tokens at about this depth: what a read is
+ * compared with. */
 void firn_prefix_learn_compute(firn_prefix *prefix, uint32_t n_tokens, uint32_t depth_tokens, uint64_t ns);
 
 /* Inserts the state of tokens[0..n_tokens): caches are serial, one per layer, borrowed. Shared prefixes are stored
@@ -153,8 +158,8 @@ void firn_prefix_learn_compute(firn_prefix *prefix, uint32_t n_tokens, uint32_t 
 bool firn_prefix_put(firn_prefix *prefix, const firn_token *tokens, uint32_t n_tokens, const char *ns,
                      const firn_cache *const *caches, firn_reason *reason);
 
-/* The same under a policy, which is not FIRN_STORE_NONE. A node has the highest priority of those who put it; lower ones
- * leave first, and a put evicts nothing that is worth more than itself. What was put for RAM alone is stored once
+/* The same under a policy, which is not FIRN_STORE_NONE. A node has the highest priority of those who put it; lower
+ * ones leave first, and a put evicts nothing that is worth more than itself. What was put for RAM alone is stored once
  * somebody puts the same tokens without that wish. */
 bool firn_prefix_put_with(firn_prefix *prefix, const firn_token *tokens, uint32_t n_tokens, const char *ns,
                           const firn_cache *const *caches, firn_cache_policy policy, firn_reason *reason);

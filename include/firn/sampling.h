@@ -52,8 +52,8 @@ firn_status firn_sampling_check(const firn_sampling *sampling, uint32_t n_vocab,
 typedef struct firn_sampler firn_sampler;
 
 /* `sampling` (biases included) is copied. Allocates all it will ever need. */
-firn_status firn_sampler_create(const firn_sampling *sampling, uint32_t n_vocab, const firn_env *env, firn_sampler **out,
-                                firn_error *err);
+firn_status firn_sampler_create(const firn_sampling *sampling, uint32_t n_vocab, const firn_env *env,
+                                firn_sampler **out, firn_error *err);
 void firn_sampler_destroy(firn_sampler *sampler); /* accepts NULL */
 /* Tells the sampler of a token of the prompt or of the answer, in order. */
 void firn_sampler_accept(firn_sampler *sampler, firn_token token, bool is_prompt);

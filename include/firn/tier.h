@@ -38,7 +38,8 @@ typedef struct firn_match {
     firn_token stored_token;    /* the stored side of the first difference, when diverged */
 } firn_match;
 
-/* Method state bound to an exact token count (drafter state, last logits): never trimmed, returned only at its count. */
+/* Method state bound to an exact token count (drafter state, last logits): never trimmed, returned only at
+ * its count. */
 typedef struct firn_attachment {
     const char *schema;         /* names the meaning, e.g. "firn.last_logits.1"; 1..63 bytes */
     const void *metadata;       /* opaque bytes */
@@ -127,10 +128,10 @@ typedef struct firn_tier_stats {
 /* Called once per asynchronous restore, on a thread of the tier's. On success `restored` is the callee's to keep. */
 typedef void (*firn_restore_done)(void *ctx, firn_restored *restored, firn_reason reason);
 
-/* How far a restore has come; said first when it begins. The caches are those that `done` will bring: one row each of the wanted count, whose
- * memory is there and whose contents are those of the tokens in layers [0, n_layers) only, verified. They are borrowed
- * for the call; their blocks may be retained, and may not be written. Nothing of it may be published before `done` has
- * brought it: a later layer can still fail. */
+/* How far a restore has come; said first when it begins. The caches are those that `done` will bring: one row each of
+ * the wanted count, whose memory is there and whose contents are those of the tokens in layers [0, n_layers) only,
+ * verified. They are borrowed for the call; their blocks may be retained, and may not be written. Nothing of it may be
+ * published before `done` has brought it: a later layer can still fail. */
 typedef struct firn_restore_progress {
     firn_cache *const *caches;  /* [n_caches]; NULL and 0 without in_layer_order */
     uint32_t n_caches;
@@ -162,7 +163,8 @@ typedef struct firn_restore_request {
 typedef struct firn_tier_ops {
     const char *name;
     firn_match (*find)(firn_tier *tier, const firn_token *prompt, uint32_t n_tokens, const char *ns);
-    firn_match (*find_exact)(firn_tier *tier, const firn_token *tokens, uint32_t n_tokens, const char *ns); /* optional: a miss */
+    firn_match (*find_exact)(firn_tier *tier, const firn_token *tokens, uint32_t n_tokens, const char *ns); /* optional:
+                                                                                                             * a miss */
     firn_reason (*restore)(firn_tier *tier, firn_tier_handle *handle, uint32_t n_tokens, firn_restored *out);
     firn_status (*restore_async)(firn_tier *tier, firn_tier_handle *handle, uint32_t n_tokens, uint64_t deadline_ns,
                                  firn_restore_done done, void *ctx, firn_error *err); /* optional: restore, then done */
@@ -186,8 +188,8 @@ struct firn_tier {
     const firn_tier_ops *ops;
 };
 
-/* find: the longest stored usable prefix of `prompt` in namespace ns, at most n_tokens - 1 tokens, so that one is always
- * left to forward. Index only. Release match.handle. */
+/* find: the longest stored usable prefix of `prompt` in namespace ns, at most n_tokens - 1 tokens, so that one is
+ * always left to forward. Index only. Release match.handle. */
 firn_match firn_tier_find(firn_tier *tier, const firn_token *prompt, uint32_t n_tokens, const char *ns);
 /* findExact: the entry stored for exactly these tokens (n_tokens may be 0: objects). */
 firn_match firn_tier_find_exact(firn_tier *tier, const firn_token *tokens, uint32_t n_tokens, const char *ns);
@@ -208,8 +210,8 @@ firn_status firn_tier_restore_request(firn_tier *tier, firn_tier_handle *handle,
 /* restoreObjectAsync: the attachments of an entry without its caches. Errors: as above, and UNSUPPORTED. */
 firn_status firn_tier_restore_object_async(firn_tier *tier, firn_tier_handle *handle, uint64_t deadline_ns,
                                            firn_restore_done done, void *ctx, firn_error *err);
-/* All of the match, with blocks of this pool in place of the tier's: for whoever carries state from one tier to another,
- * beside the pool that requests were promised. */
+/* All of the match, with blocks of this pool in place of the tier's: for whoever carries state from one tier to
+ * another, beside the pool that requests were promised. */
 firn_reason firn_tier_restore_into(firn_tier *tier, firn_tier_handle *handle, firn_pool *pool, firn_restored *out);
 /* store: borrows live caches; true once persisted to the tier's durability. False: nothing of this call is visible that
  * was not before, *reason says why, and whoever needed persistence keeps its donor. */

@@ -30,7 +30,8 @@ typedef struct firn_encode_options {
  * *out is allocated with malloc and released with free(). Errors: NO_MEMORY, UNSUPPORTED (the text holds something that
  * the vocabulary cannot express at all). */
 firn_status firn_tokenizer_encode(const firn_tokenizer *tokenizer, const char *text, size_t len_bytes,
-                                  const firn_encode_options *options, firn_token **out, uint32_t *n_tokens, firn_error *err);
+                                  const firn_encode_options *options, firn_token **out, uint32_t *n_tokens,
+                                  firn_error *err);
 /* The bytes of one token, not NUL-terminated, which may be part of a UTF-8 sequence; *len_bytes is set. Special tokens
  * give their spelling. NULL for an id outside the vocabulary. Lives as long as the tokenizer. SentencePiece's leading
  * space is included: see firn_tokenizer_strips_leading_space(). */
@@ -58,8 +59,8 @@ typedef struct firn_chat_message {
     const char *content; /* UTF-8 */
 } firn_chat_message;
 
-/* The recognised family of the model's chat template: "chatml", "llama3", "mistral", "gemma", "gemma4", "harmony", "plain",
- * or NULL when there is a template that is not recognised (chat is then refused; completions still work). */
+/* The recognised family of the model's chat template: "chatml", "llama3", "mistral", "gemma", "gemma4", "harmony",
+ * "plain", or NULL when there is a template that is not recognised (chat is then refused; completions still work). */
 const char *firn_tokenizer_chat_family(const firn_tokenizer *tokenizer);
 /* Renders messages into token ids, ready for the assistant's answer. Contents are encoded without parsing special
  * tokens. Errors: UNSUPPORTED (unrecognised template; the message says so), INVALID (an unknown role or an order that

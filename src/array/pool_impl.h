@@ -42,8 +42,8 @@ struct firni_slab {
     firn_block blocks[];
 };
 
-/* Bytes of a slab of such blocks in a pool of that budget, so much of which is used; 0: they are better allocated one by
- * one, because they are large, or a slab would be much of the budget or of what is used. */
+/* Bytes of a slab of such blocks in a pool of that budget, so much of which is used; 0: they are better allocated one
+ * by one, because they are large, or a slab would be much of the budget or of what is used. */
 size_t firni_slab_bytes(size_t block_bytes, uint64_t budget_bytes, uint64_t used_bytes);
 /* A slab whose blocks have no references; nothing of its memory is touched. NULL without memory. */
 firni_slab *firni_slab_create(firn_pool *pool, size_t block_bytes, size_t slab_bytes, const firn_env *env);

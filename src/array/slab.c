@@ -15,7 +15,7 @@
 #define SLAB_BYTES_MAX ((uint64_t)256 << 20)
 #define BLOCKS_MAX 2048u  /* of a slab that is not a single huge page: a walk over them is short */
 #define SHARE_MOST 64u    /* a slab is at most this part of the budget: its idle blocks count */
-#define SHARE_LEAST 4096u /* and not much less than this: a process may have 65,530 mappings, and a slab is up to three */
+#define SHARE_LEAST 4096u /* and not much less: a process may have 65,530 mappings, and a slab is up to three */
 
 size_t firni_slab_bytes(size_t block_bytes, uint64_t budget_bytes, uint64_t used_bytes)
 {

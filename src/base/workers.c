@@ -7,13 +7,13 @@
  *   caller:  task, ctx, n_done = 0 ; ticket = {n_tasks, 0} ; generation++  -> draws -> waits for n_done == n_tasks
  *   thread:  sees generation change -> draws: index < n_tasks in the drawn ticket ? task(index), n_done++ : done
  *
- * The caller waits for tasks, not for threads: on a busy machine a thread that is not scheduled holds up nothing that it
- * has not begun. Whoever drew a valid index keeps the run open until it is done, so `task` and `ctx` may be rewritten as
- * soon as the run is over; whoever comes late draws an exhausted ticket and looks at neither.
+ * The caller waits for tasks, not for threads: on a busy machine a thread that is not scheduled holds up nothing that
+ * it has not begun. Whoever drew a valid index keeps the run open until it is done, so `task` and `ctx` may be
+ * rewritten as soon as the run is over; whoever comes late draws an exhausted ticket and looks at neither.
  *
  * Each idle thread spins for a while (about 0.15 ms) before it sleeps, because on the token loop the next run comes
- * within microseconds. Measured on two cores of Zen 3: a run of empty tasks takes 0.2 us while the threads spin, and 6 to
- * 12 us when they sleep.
+ * within microseconds. Measured on two cores of Zen 3: a run of empty tasks takes 0.2 us while the threads spin, and 6
+ * to 12 us when they sleep.
  *
  * Threads are left to the scheduler where the machine is shared: pinned, two processes would sit on the same cores
  * while others are idle, and prefill and decode were not faster for it (docs/PERFORMANCE.md). Where somebody has given
@@ -128,8 +128,8 @@ static void advance_generation(firn_workers *team)
     }
 }
 
-/* The caller, thread 0, is not the team's: core 0 is left to it, and the scheduler finds it, since the others are taken.
- * A thread that cannot be pinned runs anywhere, which is no error. */
+/* The caller, thread 0, is not the team's: core 0 is left to it, and the scheduler finds it, since the others are
+ * taken. A thread that cannot be pinned runs anywhere, which is no error. */
 static void pin(const firn_workers *team, const firni_processors *processors)
 {
     if (!processors->is_assigned || team->count != processors->n_cores) {

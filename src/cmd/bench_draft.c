@@ -1,10 +1,10 @@
 /*
- * Speculation's speed-up: the same greedy answer, decoded plainly and with guesses, on a text that repeats itself and on
- * one that does not.
+ * Speculation's speed-up: the same greedy answer, decoded plainly and with guesses, on a text that repeats itself and
+ * on one that does not.
  *
  *   1. both ways must give the same tokens, or nothing is timed; this also warms everything up
- *   2. then they alternate, n_runs times each, so that both see the same weather on the machine; what is reported is the
- *      median of the pairs' ratios
+ *   2. then they alternate, n_runs times each, so that both see the same weather on the machine; what is reported is
+ *      the median of the pairs' ratios
  *
  * Timed is the answer after its first token: a prompt is read no faster by guessing. A model with random weights, which
  * writes noise, shows the cost of guesses that fail, not their use.
@@ -20,7 +20,8 @@
 /* A list with one form, as agents read and write all day; and prose. Both are written for this. */
 static const char *const texts[FIRNI_BENCH_DRAFT_TEXTS] = {
     "The first son of the king was a lord of the land, and the land of the first son was in the north of the kingdom. "
-    "The second son of the king was a lord of the land, and the land of the second son was in the south of the kingdom. "
+    "The second son of the king was a lord of the land, and the land of the second son was in the south of the "
+    "kingdom. "
     "The third son of the king was a lord of the land, and the land of the third son was in the east of the kingdom. "
     "The fourth son of the king was a lord of the land, and the land of the fourth son was in the west of the kingdom. "
     "The fifth son of the king was a lord of the land, and",
@@ -31,8 +32,8 @@ static const char *const texts[FIRNI_BENCH_DRAFT_TEXTS] = {
 static const char *const names[FIRNI_BENCH_DRAFT_TEXTS] = { "repeating text", "prose" };
 
 /* One request on an engine of its own; the models stay. */
-static firn_status decode(const firni_bench *bench, const firn_token *prompt, uint32_t n_prompt, bool drafts, firni_bench_answer *a,
-                          firn_error *err)
+static firn_status decode(const firni_bench *bench, const firn_token *prompt, uint32_t n_prompt, bool drafts,
+                          firni_bench_answer *a, firn_error *err)
 {
     const firni_stack *stack = bench->stack;
     const firn_engine_options options = {
@@ -60,8 +61,8 @@ static double tokens_per_second(const firni_bench_answer *a)
     return (double)(a->n_tokens - 1) / ((double)(a->usage.total_ns - a->usage.first_token_ns) * 1e-9);
 }
 
-static firn_status measure_text(firni_bench *bench, const firn_token *prompt, uint32_t n_prompt, firni_bench_answer both[2],
-                                firni_bench_draft *out, firn_error *err)
+static firn_status measure_text(firni_bench *bench, const firn_token *prompt, uint32_t n_prompt,
+                                firni_bench_answer both[2], firni_bench_draft *out, firn_error *err)
 {
     /* Run 0 is the comparison. */
     for (uint32_t run = 0; run <= bench->options.n_runs; run++) {
@@ -73,7 +74,8 @@ static firn_status measure_text(firni_bench *bench, const firn_token *prompt, ui
         }
         if (both[0].n_tokens != both[0].n_max || both[1].n_tokens != both[0].n_tokens ||
             memcmp(both[0].tokens, both[1].tokens, both[0].n_tokens * sizeof(firn_token)) != 0) {
-            return firni_fail(err, FIRN_ERR_STATE, "the answer with guesses differs from the plain one (%s)", out->name);
+            return firni_fail(err, FIRN_ERR_STATE, "the answer with guesses differs from the plain one (%s)",
+                              out->name);
         }
         if (run > 0) {
             firni_sample_add(&out->plain_rate, tokens_per_second(&both[0]));

@@ -1,6 +1,6 @@
 /*
- * What the files of the report share: bench_report.c has the model's own numbers, bench_report_engine.c those of requests
- * and rows beside each other.
+ * What the files of the report share: bench_report.c has the model's own numbers, bench_report_engine.c those of
+ * requests and rows beside each other.
  */
 #ifndef FIRNI_BENCH_REPORT_IMPL_H
 #define FIRNI_BENCH_REPORT_IMPL_H

@@ -7,8 +7,9 @@
  *      branch        an edited history: the end cut off, something new   prompt - cut | new
  *
  * Before each, tier and engine are closed and opened again and the page cache of the files is dropped. New tokens are
- * other ones in each run, so that no run finds what an earlier one has stored. The answer to the same prompt must be the
- * cold one; families with checkpoints may restore less than was there, so the tokens computed are reported, not demanded.
+ * other ones in each run, so that no run finds what an earlier one has stored. The answer to the same prompt must be
+ * the cold one; families with checkpoints may restore less than was there, so the tokens computed are reported, not
+ * demanded.
  */
 #define _GNU_SOURCE /* mkdtemp is POSIX 2008, yet hidden by some libraries without it */
 #include <stdio.h>
@@ -94,7 +95,8 @@ static firn_status measure_run(resume_bench *r, uint32_t run, firn_error *err)
     firni_bench_answer cold = { .tokens = r->cold_answer, .n_max = N_ANSWER };
     const int len = snprintf(r->dir, sizeof r->dir, "%s/firn-bench-XXXXXX", o->dir);
     if (len < 0 || (size_t)len >= sizeof r->dir || mkdtemp(r->dir) == NULL) {
-        return firni_fail(err, FIRN_ERR_IO, "cannot make a directory in %.300s; choose another with --cache-dir", o->dir);
+        return firni_fail(err, FIRN_ERR_IO, "cannot make a directory in %.300s; choose another with --cache-dir",
+                          o->dir);
     }
     firni_bench_fill_tokens(r->bench, 3000 + run, r->prompt, o->n_resume);
     firn_status status = ask_after_restart(r, r->prompt, o->n_resume, &cold, err);

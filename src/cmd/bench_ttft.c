@@ -9,8 +9,8 @@
  *
  * Of 3 also: how far the memory of the process rises above the blocks that hold the restored state.
  *
- * The greedy answers of 2, 3 and 4 must equal that of 1 token for token, and the cache must have served the prompt: else
- * there is nothing to time.
+ * The greedy answers of 2, 3 and 4 must equal that of 1 token for token, and the cache must have served the prompt:
+ * else there is nothing to time.
  */
 #define _GNU_SOURCE /* mkdtemp is POSIX 2008, yet hidden by some libraries without it */
 #include <stdio.h>
@@ -139,7 +139,8 @@ static firn_status ask_beside_others(ttft_bench *t, firni_bench_ttft *out, firn_
         status = firni_bench_ask(t->session.engine, t->prompt, n_prompt, &t->answer, err);
         const double seconds = (double)(firni_now_ns(t->bench->env) - began_ns) * 1e-9;
         if (status == FIRN_OK && (t->tokens[0] != t->cold_answer[0] || t->answer.usage.cache.disk_tokens == 0)) {
-            status = firni_fail(err, FIRN_ERR_STATE, "beside other rows the answer from disk differs from the cold one");
+            status =
+                firni_fail(err, FIRN_ERR_STATE, "beside other rows the answer from disk differs from the cold one");
         }
         if (status == FIRN_OK && atomic_load(&rows.n_ended) == 0) {
             const double rate = (double)(atomic_load(&rows.n_tokens) - n_before) / seconds;

@@ -1,5 +1,6 @@
 /*
- * firn cache fsck: a new index from the segments and the ledger of a cache directory. Owns the output; what is done is firn_disk_fsck.
+ * firn cache fsck: a new index from the segments and the ledger of a cache directory. Owns the output; what is done is
+ * firn_disk_fsck.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -45,8 +46,9 @@ static int fsck(firni_cache_view *view, void *ctx)
                      " whose tokens are not all stored, %" PRIu64 " damaged lines\n", report.n_pins, report.n_sessions,
                      report.n_keys, report.n_names_lost, report.n_ledger_damaged);
     } else {
-        (void)printf("by name     there is no ledger: pins, sessions, the list of objects, and priorities that were raised "
-                     "are lost, if there were any\n");
+        (void)printf(
+            "by name     there is no ledger: pins, sessions, the list of objects, and priorities that were raised "
+            "are lost, if there were any\n");
     }
     return 0;
 }

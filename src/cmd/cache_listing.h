@@ -4,9 +4,9 @@
  *      listing ── records[]  one per record, sorted by digest; parent digests tie them into chains
  *              ── groups[]   one per identity and namespace, sorted by both: what belongs together is adjacent
  *
- * A *prefix* is a record of tokens that no other continues: the end of a stored conversation. Its tokens are those of its
- * chain, its bytes what its chain holds, shared records included. Checkpoints and objects stand beside the chain, at one
- * count each.
+ * A *prefix* is a record of tokens that no other continues: the end of a stored conversation. Its tokens are those of
+ * its chain, its bytes what its chain holds, shared records included. Checkpoints and objects stand beside the chain,
+ * at one count each.
  */
 #ifndef FIRNI_CACHE_LISTING_H
 #define FIRNI_CACHE_LISTING_H

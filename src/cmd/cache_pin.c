@@ -28,8 +28,8 @@ static bool show(void *ctx, const firn_pin *pin)
     (void)firni_cache_time_text(pin->until_wall_ns, until);
     if (options->list != NULL) {
         json_t *item = json_pack("{s:o, s:o, s:I, s:I, s:s}", "name", firni_cache_namespace_json(pin->name),
-                                 "namespace", firni_cache_namespace_json(pin->ns), "tokens", (json_int_t)pin->n_tokens, "bytes",
-                                 (json_int_t)pin->n_bytes, "until", until);
+                                 "namespace", firni_cache_namespace_json(pin->ns), "tokens", (json_int_t)pin->n_tokens,
+                                 "bytes", (json_int_t)pin->n_bytes, "until", until);
         (void)json_array_append_new(options->list, item);
         return true;
     }

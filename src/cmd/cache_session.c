@@ -138,7 +138,8 @@ static int run_export(const firni_command *self, int argc, char **argv)
         return parsed;
     }
     if ((options.session != NULL) == (options.prompt_path != NULL) || options.out_path == NULL) {
-        return firni_cmd_usage(self, "say what to export, with --session ID or --prompt FILE, and where to, with -o FILE");
+        return firni_cmd_usage(self,
+                               "say what to export, with --session ID or --prompt FILE, and where to, with -o FILE");
     }
     firni_stack *stack = NULL;
     int status = open_stack(self, &options, &stack);
@@ -242,7 +243,7 @@ const firni_command firni_cache_import = {
     .name = "cache import",
     .summary = "put an exported conversation into a cache directory",
     .synopsis = "cache import -m MODEL.gguf FILE [flags]",
-    .details = "Refused, naming what differs, when the file was made by another model; and while a server is using the\n"
-               "directory: POST /v1/firn/sessions/import does the same over HTTP.",
+    .details = "Refused, naming what differs, when the file was made by another model; and while a server is using\n"
+               "the directory: POST /v1/firn/sessions/import does the same over HTTP.",
     .run = run_import,
 };

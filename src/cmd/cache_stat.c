@@ -48,11 +48,11 @@ static bool note_name(void *ctx, const firn_disk_name *name)
     const char *kind = name->kind == FIRN_DISK_NAME_OBJECT ? "object" : "prompt";
     (void)firni_cache_time_text(name->until_wall_ns, until);
     if (list->pins != NULL) {
-        (void)json_array_append_new(
-            list->pins, json_pack("{s:o, s:s, s:o, s:I, s:s}", "name",
-                                  name->name != NULL ? firni_cache_namespace_json(name->name) : json_null(), "kind", kind,
-                                  "namespace", firni_cache_namespace_json(name->ns), "tokens",
-                                  (json_int_t)name->n_tokens, "until", until));
+        (void)json_array_append_new(list->pins,
+                                    json_pack("{s:o, s:s, s:o, s:I, s:s}", "name",
+                                              name->name != NULL ? firni_cache_namespace_json(name->name) : json_null(),
+                                              "kind", kind, "namespace", firni_cache_namespace_json(name->ns), "tokens",
+                                              (json_int_t)name->n_tokens, "until", until));
         return true;
     }
     (void)printf("pinned      ");
@@ -162,14 +162,14 @@ static json_t *stat_json(firni_cache_view *view, const firni_listing *listing, f
             (json_int_t)group->n_bytes, "last_used", firni_cache_time_text(group->last_used_wall_ns, when));
         (void)json_array_append_new(groups, item);
     }
-    return json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o}", "directory", view->dir, "physical_bytes",
-                     (json_int_t)stats.physical_bytes, "budget_bytes", (json_int_t)stats.budget_bytes, "records",
-                     (json_int_t)sum.n_records, "quarantined", (json_int_t)sum.n_quarantined, "prefixes",
-                     (json_int_t)sum.n_prefixes, "tokens", (json_int_t)sum.n_tokens, "checkpoints",
-                     (json_int_t)sum.n_checkpoints, "bytes", (json_int_t)sum.n_bytes, "demoted",
-                     (json_int_t)sum.n_demoted, "saved_bytes", (json_int_t)(sum.plain_bytes - sum.demoted_bytes),
-                     "sessions", (json_int_t)kept.n_sessions, "objects", (json_int_t)kept.n_objects, "pins", pins,
-                     "groups", groups);
+    return json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o}", "directory",
+                     view->dir, "physical_bytes", (json_int_t)stats.physical_bytes, "budget_bytes",
+                     (json_int_t)stats.budget_bytes, "records", (json_int_t)sum.n_records, "quarantined",
+                     (json_int_t)sum.n_quarantined, "prefixes", (json_int_t)sum.n_prefixes, "tokens",
+                     (json_int_t)sum.n_tokens, "checkpoints", (json_int_t)sum.n_checkpoints, "bytes",
+                     (json_int_t)sum.n_bytes, "demoted", (json_int_t)sum.n_demoted, "saved_bytes",
+                     (json_int_t)(sum.plain_bytes - sum.demoted_bytes), "sessions", (json_int_t)kept.n_sessions,
+                     "objects", (json_int_t)kept.n_objects, "pins", pins, "groups", groups);
 }
 
 static int show(firni_cache_view *view, void *ctx)

@@ -77,7 +77,7 @@ const firni_command firni_cache_wipe = {
     .name = "cache wipe",
     .summary = "delete all stored state, or that of a namespace; refused while a server is using it",
     .synopsis = "cache wipe [--namespace NS] [--cache-dir DIR]",
-    .details = "Without a namespace packed weights go, too. What namespaces below a named one depend on stays: wipe those\n"
-               "first.",
+    .details = "Without a namespace packed weights go, too. What namespaces below a named one depend on stays: wipe\n"
+               "those first.",
     .run = run,
 };

@@ -29,7 +29,8 @@ typedef enum firni_flag_kind {
 } firni_flag_kind;
 
 /* min and max bound numbers (inclusive); both 0 means no bound. choices, when not NULL, is a "|"-separated list that a
- * string must be one of; where `accepts` is set it decides instead, and choices only say what it takes. The target holds the default before parsing; help text shows it. */
+ * string must be one of; where `accepts` is set it decides instead, and choices only say what it takes. The target
+ * holds the default before parsing; help text shows it. */
 typedef struct firni_flag {
     const char *name;        /* "ctx" for --ctx */
     char letter;             /* 'm' for -m, or 0 */
@@ -65,8 +66,8 @@ int firni_cmd_usage(const firni_command *command, const char *format, ...) FIRNI
  * = the label. */
 void firni_cmd_progress(void *label, float fraction);
 
-/* All that is left of a stream, or a whole file, malloc'ed and followed by a NUL that len_bytes does not count; it must be
- * smaller than n_bytes_max, a power of two. NULL: with errno set, respectively a message printed. */
+/* All that is left of a stream, or a whole file, malloc'ed and followed by a NUL that len_bytes does not count; it must
+ * be smaller than n_bytes_max, a power of two. NULL: with errno set, respectively a message printed. */
 #define FIRNI_TEXT_BYTES_MAX ((size_t)1 << 30)
 char *firni_cmd_read_stream(FILE *file, size_t n_bytes_max, size_t *len_bytes);
 char *firni_cmd_read_file(const firni_command *command, const char *path, size_t n_bytes_max, size_t *len_bytes);

@@ -149,10 +149,10 @@ static int run(const firni_command *self, int argc, char **argv)
         { .name = "deep", .kind = FIRNI_FLAG_STRING, .target = &f.deep, .value_name = "N,N",
           .help = "also: decode of one row up to such contexts, whose state is made up instead of computed" },
         { .name = "ttft", .kind = FIRNI_FLAG_U32, .target = &o->n_ttft, .value_name = "TOKENS",
-          .help = "also: time to first token of such a prompt, cold, from RAM, from disk, beside 4 rows (0: no; at least 128)",
+          .help = "also: time to first token of such a prompt, cold, from RAM, disk, beside 4 rows (0: no; least 128)",
           .min = 0, .max = 1048576 },
         { .name = "resume", .kind = FIRNI_FLAG_U32, .target = &o->n_resume, .value_name = "TOKENS",
-          .help = "also: such a prompt, then after restarts the same, its continuation, a branch (0: no; at least 1024)",
+          .help = "also: such a prompt, then after restarts the same, its continuation, a branch (0: no; least 1024)",
           .min = 0, .max = 1048576 },
         { .name = "beside", .kind = FIRNI_FLAG_U32, .target = &o->n_beside, .value_name = "TOKENS",
           .help = "also: such a prompt alone, and beside 2 rows that decode (0: no)", .min = 0, .max = 1048576 },
@@ -207,8 +207,9 @@ static int run(const firni_command *self, int argc, char **argv)
     }
     for (uint32_t i = 0; i < o->n_deep; i++) {
         if (o->n_gen == 0 || o->deep[i] <= o->n_gen) {
-            return firni_cmd_usage(self, "--deep %" PRIu32 " has no room for --gen %" PRIu32 " tokens that are decoded up to it",
-                                   o->deep[i], o->n_gen);
+            return firni_cmd_usage(
+                self, "--deep %" PRIu32 " has no room for --gen %" PRIu32 " tokens that are decoded up to it",
+                o->deep[i], o->n_gen);
         }
     }
     o->n_draft = f.stack.draft != NULL ? o->n_draft : 0;
@@ -216,9 +217,9 @@ static int run(const firni_command *self, int argc, char **argv)
     const bool has_sessions = o->n_ttft > 0 || o->n_resume > 0 || o->n_beside > 0 || o->n_saving > 0 ||
                               o->n_shared > 0 || o->measures_sampling;
     if (o->n_prompt == 0 && o->n_deep == 0 && o->n_draft == 0 && !has_sessions) {
-        return firni_cmd_usage(self,
-                               "--prompt 0 leaves nothing to measure without --deep, --ttft, --resume, --beside, --saving, "
-                               "--shared, --sampling or --draft");
+        return firni_cmd_usage(
+            self, "--prompt 0 leaves nothing to measure without --deep, --ttft, --resume, --beside, --saving, "
+                  "--shared, --sampling or --draft");
     }
     if ((o->n_saving > 0 && o->n_saving < 2 * FIRN_BLOCK_TOKENS) ||
         (o->n_shared > 0 && o->n_shared < 2 * FIRN_BLOCK_TOKENS)) {
@@ -256,8 +257,9 @@ const firni_command firni_cmd_bench = {
     .name = "bench",
     .summary = "measure a model on this machine",
     .synopsis = "bench [-m MODEL.gguf] [flags]",
-    .details = "Results are checked before they are timed: other chunks and batches must give the same bits, cached\n"
-               "prompts the same answer. Prefill is set beside what the same threads can multiply, decode beside what they\n"
-               "can stream from memory, the restore beside a plain direct read of the same files.",
+    .details =
+        "Results are checked before they are timed: other chunks and batches must give the same bits, cached\n"
+        "prompts the same answer. Prefill is set beside what the same threads can multiply, decode beside what they\n"
+        "can stream from memory, the restore beside a plain direct read of the same files.",
     .run = run,
 };

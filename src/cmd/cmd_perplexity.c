@@ -1,8 +1,8 @@
 /*
  * `firn perplexity`: how well a model, with its weight type and its cache scheme, predicts a text.
  *
- *      text -> ids -> windows    BOS a b c ... | BOS m n o ... |      each read from an empty row; every token but BOS is
- *                                                                     scored by what the model expected in its place
+ *      text -> ids -> windows    BOS a b c ... | BOS m n o ... |   each read from an empty row; every token but BOS
+ *                                                                  is scored by what the model expected in its place
  *
  * The figures are comparable between cache schemes and weight types of one model, and between models only where their
  * vocabularies agree; bits per byte compare any two. Logarithms and sums are taken in double precision.

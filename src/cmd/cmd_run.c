@@ -387,8 +387,9 @@ const firni_command firni_cmd_run = {
     .name = "run",
     .summary = "answer one prompt on the terminal",
     .synopsis = "run [-m MODEL.gguf] [flags] PROMPT",
-    .details = "The answer goes to standard output as it is made; the last line, on standard error, says how many\n"
-               "tokens of the prompt came from the cache, when the first token was there, and the speed. Ctrl-C ends\n"
-               "the answer. The cache directory is the one that `firn serve` uses; it is only read while a server runs.",
+    .details =
+        "The answer goes to standard output as it is made; the last line, on standard error, says how many\n"
+        "tokens of the prompt came from the cache, when the first token was there, and the speed. Ctrl-C ends\n"
+        "the answer. The cache directory is the one that `firn serve` uses; it is only read while a server runs.",
     .run = run,
 };

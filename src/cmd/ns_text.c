@@ -27,7 +27,10 @@ void firni_ns_print(const char *ns)
 
 static int hex_digit(char c)
 {
-    return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+    return c >= '0' && c <= '9'   ? c - '0'
+           : c >= 'a' && c <= 'f' ? c - 'a' + 10
+           : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                  : -1;
 }
 
 /* One escaped character behind its backslash; NULL: none of those above. */
@@ -74,7 +77,8 @@ int firni_ns_flag(const firni_command *self, const char **value, char out[FIRN_N
     }
     if (**value == '"') {
         if (!read_quoted(*value, out)) {
-            return firni_cmd_usage(self, "--namespace: %s is not a name as `firn cache stat` writes it, of at most %d bytes",
+            return firni_cmd_usage(self,
+                                   "--namespace: %s is not a name as `firn cache stat` writes it, of at most %d bytes",
                                    *value, FIRN_NAMESPACE_BYTES_MAX);
         }
     } else if (strlen(*value) > FIRN_NAMESPACE_BYTES_MAX) {

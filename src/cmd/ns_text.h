@@ -3,8 +3,8 @@
  *
  *      "bob"              the namespace bob
  *      "house"/"bob"      bob below house: U+001F stands between the two in the stored name (firn/identity.h)
- *      "a\"b\\c\x09"      quotes, backslashes and control characters are escaped, so no two names are written alike, and
- *                         a terminal does not act on one
+ *      "a\"b\\c\x09"      quotes, backslashes and control characters are escaped, so no two names are written alike,
+ *                         and a terminal does not act on one
  *
  * A flag takes a name as it is written here, or, when it does not begin with a quote, the name itself.
  */

@@ -21,7 +21,8 @@ firn_status firni_single_row_open(firni_single_row *row, const firn_model_option
 /* Forgets all tokens. Errors: NO_MEMORY; the row has none or all of them then, and may be restarted again. */
 firn_status firni_single_row_restart(firni_single_row *row, firn_error *err);
 /* Forwards the row's next tokens, no more than options->max_batch_tokens, in one step but for where a layer changes
- * precision; logits: [n_tokens, n_vocab], of every position. want: n_tokens bytes of 1. Errors: those of firn_model_forward. */
+ * precision; logits: [n_tokens, n_vocab], of every position. want: n_tokens bytes of 1. Errors: those of
+ * firn_model_forward. */
 firn_status firni_single_row_forward(firni_single_row *row, const firn_token *tokens, uint32_t n_tokens,
                                      const uint8_t *want, float *logits, firn_error *err);
 void firni_single_row_close(firni_single_row *row); /* accepts a zeroed row */

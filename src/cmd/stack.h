@@ -26,7 +26,8 @@ typedef struct firni_stack_options {
     uint32_t ctx_tokens_max;     /* 0: the model's training context */
     uint32_t batch_rows_max;     /* 0: 16 */
     uint32_t chunk_tokens_max;   /* 0: 256 */
-    uint64_t max_itl_ns;         /* between two tokens of a row beside prompts; 0: four of its own steps, at least 50 ms */
+    uint64_t max_itl_ns;         /* between two tokens of a row beside prompts; 0: four of its own steps, at least 50
+                                  * ms */
     uint32_t queue_max;          /* 0: 128 */
     const char *kv;              /* what --kv says (kv_flag.h); NULL: "f16" */
     const char *kv_group;        /* what --kv-group says; NULL: the default */
@@ -155,8 +156,8 @@ char *firni_stack_default_cache_dir(const firn_env *env);
 void firni_stack_make_parents(const firn_env *env, const char *dir);
 
 /* Closes in reverse: the engine stops and flushes within about bound_ns (report may be NULL; zeroed when there is no
- * engine), then tier, pool, model, workers. When a device does not answer for a minute more, what is left of the stack is
- * left behind, which is logged; the process had better end then. Accepts NULL. */
+ * engine), then tier, pool, model, workers. When a device does not answer for a minute more, what is left of the stack
+ * is left behind, which is logged; the process had better end then. Accepts NULL. */
 void firni_stack_close(firni_stack *stack, uint64_t bound_ns, firn_flush_report *report);
 
 #endif

@@ -37,10 +37,11 @@ static bool warm_json(firni_warmer *warmer, const char *text, size_t n_bytes, co
 {
     json_error_t error;
     json_t *body = json_loadb(text, n_bytes, JSON_REJECT_DUPLICATES, &error);
-    const bool ok = json_is_object(body)
-                        ? firni_warm_body(warmer, body, name, report, problem)
-                        : firni_problem_field(problem, "invalid_json", NULL, "no JSON object: %s (line %d)",
-                                              body == NULL ? error.text : "another value", body == NULL ? error.line : 1);
+    const bool ok =
+        json_is_object(body)
+            ? firni_warm_body(warmer, body, name, report, problem)
+            : firni_problem_field(problem, "invalid_json", NULL, "no JSON object: %s (line %d)",
+                                  body == NULL ? error.text : "another value", body == NULL ? error.line : 1);
     json_decref(body);
     return ok;
 }

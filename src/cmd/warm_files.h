@@ -1,8 +1,8 @@
 /*
  * warm_files: what `firn serve --warm` reads before the first request.
  *
- * A .txt file is a raw prompt named after it; a .json file is a body of POST /v1/firn/warm, named after it unless it names
- * itself. Of a folder these two kinds are read, in the order of their names.
+ * A .txt file is a raw prompt named after it; a .json file is a body of POST /v1/firn/warm, named after it unless it
+ * names itself. Of a folder these two kinds are read, in the order of their names.
  */
 #ifndef FIRNI_WARM_FILES_H
 #define FIRNI_WARM_FILES_H

@@ -2,9 +2,9 @@
  * Who may guess, and how much. Knows nothing of how guesses are made or verified.
  *
  * A guess costs part of a token's forward and saves all of one when it holds. Rows differ, and each changes as it goes,
- * so each learns for itself: the number of guesses doubles when all held, becomes one more than what held otherwise, and
- * a row whose guesses fail altogether sits out steps, twice as many after each failure. What a text gives away is found
- * within a few tokens, and a text that gives nothing away costs little.
+ * so each learns for itself: the number of guesses doubles when all held, becomes one more than what held otherwise,
+ * and a row whose guesses fail altogether sits out steps, twice as many after each failure. What a text gives away is
+ * found within a few tokens, and a text that gives nothing away costs little.
  */
 #include <assert.h>
 

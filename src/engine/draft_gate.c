@@ -1,11 +1,11 @@
 /*
  * Whether guessing pays on this machine, with this model, at this load. Owns the measurement and the decision.
  *
- * A forward of nine tokens costs little more than one of one token when it waits for memory, and nine times as much when
- * it computes; a drafter's own forwards come on top. Which it is depends on the model's size, the processor's caches,
- * the rows in the batch and on what else the machine does, so it is measured: time per generated token of steps with
- * guesses and of steps without, apart for each size of batch. Where guessing is slower it rests, for twice as many steps
- * each time that it was tried in vain.
+ * A forward of nine tokens costs little more than one of one token when it waits for memory, and nine times as much
+ * when it computes; a drafter's own forwards come on top. Which it is depends on the model's size, the processor's
+ * caches, the rows in the batch and on what else the machine does, so it is measured: time per generated token of steps
+ * with guesses and of steps without, apart for each size of batch. Where guessing is slower it rests, for twice as many
+ * steps each time that it was tried in vain.
  *
  *      plain plain ... | guesses ... (now and then a plain step) ... slower: | rest, plain | guesses ...
  *

@@ -22,9 +22,10 @@
  * This is the rejection sampling of Leviathan, Kalman, Matias, "Fast inference from transformers via speculative
  * decoding" (arXiv 2211.17192) for a proposal that is one token x: x is accepted with probability p(x), and a rejected
  * one is replaced by a draw from p without x. Drawing from p first and comparing afterwards does both at once, and ties
- * the answer to the seed alone (Daliri, Musco, Suresh, "Coupling without communication and drafter-invariant speculative
- * decoding", arXiv 2408.07978). Their general form, which accepts a sampled x with min(1, p(x) / q(x)), accepts a little
- * more, but then the same seed gives other words when a drafter's state was evicted, or when other rows took its turn.
+ * the answer to the seed alone (Daliri, Musco, Suresh, "Coupling without communication and drafter-invariant
+ * speculative decoding", arXiv 2408.07978). Their general form, which accepts a sampled x with min(1, p(x) / q(x)),
+ * accepts a little more, but then the same seed gives other words when a drafter's state was evicted, or when other
+ * rows took its turn.
  */
 #ifndef FIRNI_DRAFT_IMPL_H
 #define FIRNI_DRAFT_IMPL_H
@@ -130,7 +131,8 @@ void firni_round_close(struct firn_engine *engine);
 /* Gives the row's guesses up, before they were forwarded. */
 void firni_round_drop_guesses(struct firn_engine *engine);
 /* Chooses tokens for a row whose last token was forwarded, as far as its guesses hold; logits: of that token, then of
- * each guess. Adds the guesses that held to sequence.n_cached. made: the first choice, if it was made already, or NULL. */
+ * each guess. Adds the guesses that held to sequence.n_cached. made: the first choice, if it was made already,
+ * or NULL. */
 void firni_verify_row(struct firn_engine *engine, struct firni_sequence *sequence, const float *logits,
                       const struct firni_choice *made);
 

@@ -189,8 +189,8 @@ static firn_status make_serial(const firni_draft_model *drafter, const firni_seq
     return status;
 }
 
-/* As the model's own join: into new caches, which take the running ones' place when all layers have succeeded. A request
- * that could not join is decoded plainly. */
+/* As the model's own join: into new caches, which take the running ones' place when all layers have succeeded. A
+ * request that could not join is decoded plainly. */
 static void join(firn_engine *engine, firni_sequence *sequence)
 {
     firni_draft_model *drafter = engine->draft_model;

@@ -14,8 +14,9 @@
  *      while guessing  |------ n_read -------------------------------|   a round; then back to what was kept
  *
  * Its state is a function of the tokens, like the model's own. So it has a tree of its own over the same pool, with the
- * same rules for what may be cut where, and below it a tier of its own identity. Attachments, which bind method state to
- * one exact boundary, would give a hit only where a prompt ends as an earlier one did, and would copy what blocks share.
+ * same rules for what may be cut where, and below it a tier of its own identity. Attachments, which bind method state
+ * to one exact boundary, would give a hit only where a prompt ends as an earlier one did, and would copy what blocks
+ * share.
  */
 #ifndef FIRNI_DRAFT_MODEL_IMPL_H
 #define FIRNI_DRAFT_MODEL_IMPL_H

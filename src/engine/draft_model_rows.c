@@ -1,6 +1,6 @@
 /*
- * The drafter in a step: it reads what the model reads, guesses token by token for all rows at once, and takes back what
- * the model did not choose. Owns no state; see draft_model_impl.h.
+ * The drafter in a step: it reads what the model reads, guesses token by token for all rows at once, and takes back
+ * what the model did not choose. Owns no state; see draft_model_impl.h.
  *
  *   1. read     prompts in chunks, in the same step as the model, so that the first answer token finds it ready
  *   2. propose  a round: forward what is left to read with the last token, then each guess but the last

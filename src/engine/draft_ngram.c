@@ -5,9 +5,9 @@
  *      ... the old mill by the river ... they met at the old mill        guess: by the river
  *          ~~~~~~~~~~~~ ^                             ~~~~~~~~~~~~
  *
- * The longest match wins, up to LOOKUP_MAX tokens; the latest among equals, because texts change their subject. One pass
- * over the row's tokens finds it: comparing 30,000 of them takes some ten microseconds, nothing beside a forward, and an
- * index would have to be kept for every row that never repeats itself.
+ * The longest match wins, up to LOOKUP_MAX tokens; the latest among equals, because texts change their subject. One
+ * pass over the row's tokens finds it: comparing 30,000 of them takes some ten microseconds, nothing beside a forward,
+ * and an index would have to be kept for every row that never repeats itself.
  */
 #include <assert.h>
 

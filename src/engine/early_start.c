@@ -5,9 +5,10 @@
  *      tier    | layer 0 | layer 1 | layer 2 | layer 3 |
  *      engine             | 0 | 1 .....| 2 ....| 3 .....|  joined when all has been verified: the answer begins
  *
- * Bits do not depend on company, so running the chunk alone changes none. Other rows wait for the forward as they do for
- * any chunk, which is made as small for them, and for what the restore still takes: so it is started only when that is expected to be little. If a layer
- * does not come, the row is forgotten and the prompt takes the ordinary way: nothing of it was published.
+ * Bits do not depend on company, so running the chunk alone changes none. Other rows wait for the forward as they do
+ * for any chunk, which is made as small for them, and for what the restore still takes: so it is started only when that
+ * is expected to be little. If a layer does not come, the row is forgotten and the prompt takes the ordinary way:
+ * nothing of it was published.
  *
  * Owns the decision and the forward; the lease owns what arrives.
  */

@@ -7,8 +7,8 @@
 
 #include "engine/engine_impl.h"
 
-/* Each token takes two operations for each parameter, and no core of today does more than 100 in a nanosecond. The bound
- * serves until the first prompt has been timed. */
+/* Each token takes two operations for each parameter, and no core of today does more than 100 in a nanosecond. The
+ * bound serves until the first prompt has been timed. */
 #define PARAMS_PER_NS 50u
 
 enum {
@@ -166,7 +166,8 @@ static firn_status fill_defaults(firn_engine_options *options, firn_error *err)
     options->chunk_tokens_max = options->chunk_tokens_max != 0 ? options->chunk_tokens_max : CHUNK_TOKENS_DEFAULT;
     options->queue_max = options->queue_max != 0 ? options->queue_max : QUEUE_DEFAULT;
     if (options->batch_rows_max > BATCH_ROWS_MAX) {
-        return firni_fail(err, FIRN_ERR_INVALID, "batch rows: %u is more than %d", options->batch_rows_max, BATCH_ROWS_MAX);
+        return firni_fail(err, FIRN_ERR_INVALID, "batch rows: %u is more than %d", options->batch_rows_max,
+                          BATCH_ROWS_MAX);
     }
     options->draft_tokens_max = options->draft_tokens_max != 0 ? options->draft_tokens_max : FIRNI_DRAFT_TOKENS_DEFAULT;
     if (options->draft_tokens_max > FIRNI_DRAFT_TOKENS_MAX) {
@@ -198,7 +199,8 @@ static firn_status allocate(firn_engine *engine, firn_error *err)
     engine->step_kept = firni_calloc(engine->env, n_rows, sizeof *engine->step_kept);
     engine->step_keep = firni_calloc(engine->env, n_rows, sizeof *engine->step_keep);
     engine->step_choices = firni_calloc(engine->env, n_rows, sizeof *engine->step_choices);
-    engine->step_logits = firni_calloc(engine->env, (n_rows + n_guesses) * engine->n_vocab, sizeof *engine->step_logits);
+    engine->step_logits =
+        firni_calloc(engine->env, (n_rows + n_guesses) * engine->n_vocab, sizeof *engine->step_logits);
     if (engine->rows == NULL || engine->caches == NULL || engine->shapes == NULL || engine->step_tokens == NULL ||
         engine->step_wanted == NULL || engine->step_counts == NULL || engine->step_kept == NULL ||
         engine->step_keep == NULL || engine->step_choices == NULL || engine->step_logits == NULL) {
@@ -253,7 +255,8 @@ static uint64_t own_tree_budget(const firn_engine *engine)
     return pool.budget_bytes - draft.budget_bytes;
 }
 
-firn_status firn_engine_create(const firn_engine_options *options, const firn_env *env, firn_engine **out, firn_error *err)
+firn_status firn_engine_create(const firn_engine_options *options, const firn_env *env, firn_engine **out,
+                               firn_error *err)
 {
     *out = NULL;
     assert(options->model != NULL && options->pool != NULL);

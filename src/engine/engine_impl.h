@@ -21,9 +21,9 @@
  *   draft_impl.h speculation: guesses, verify rounds
  *
  * The memory promise: reserved_bytes (firni_request_bytes of all running rows, and of those whose lookup has begun) +
- * unevictable bytes of the tree never exceed the pool's budget when a request is let in, so that a running row can always
- * get its next block, by evicting clean tree nodes if need be. What a row publishes is counted in its reservation until it
- * ends, then in the tree.
+ * unevictable bytes of the tree never exceed the pool's budget when a request is let in, so that a running row can
+ * always get its next block, by evicting clean tree nodes if need be. What a row publishes is counted in its
+ * reservation until it ends, then in the tree.
  *
  * Locking: one mutex, engine.mutex, guards the members so marked; nothing is called under it. It nests inside nothing.
  */
@@ -108,7 +108,8 @@ typedef struct firni_sequence {
 
     firni_sequence_state state;
     firn_lease *lease;        /* while waiting, once acquired */
-    firn_cache **started;     /* while waiting: a row that went on before its restore had ended, one per layer; or NULL */
+    firn_cache **started;     /* while waiting: a row that went on before its restore had ended, one per layer; or
+                               * NULL */
     uint32_t n_start;         /* tokens of it that are being restored; n_cached has those forwarded since too */
     bool may_not_start;       /* it was tried */
     float *first_logits;      /* behind the prompt, when they are there before the row's first step; or NULL */
@@ -161,7 +162,8 @@ struct firn_engine {
 
     firni_keeper *keeper;        /* NULL without a tier */
     firni_sessions *sessions;
-    firni_save *saves;           /* flushes that were asked for; guarded by mutex, but for the first once it has begun */
+    firni_save *saves;           /* flushes that were asked for; guarded by mutex, but for the first once it has
+                                  * begun */
     bool is_saving;
     firni_unpin *unpins;         /* guarded by mutex */
     uint64_t n_generation_checkpoints; /* guarded by mutex: counted by the keeper's thread */
@@ -243,8 +245,8 @@ void firni_intake_forget(firn_engine *engine, firni_sequence *sequence);
 uint64_t firni_projected_bytes(const firn_engine *engine, uint32_t tokens);
 /* The same over any caches. */
 uint64_t firni_shapes_bytes(firn_cache *const *shapes, uint32_t n_layers, uint32_t tokens);
-/* Most bytes that a request of `tokens` tokens takes: its row, at any moment on its way there, what the tree may have to
- * keep of it until it is stored while the row goes on without it, and what the source of guesses needs for it. */
+/* Most bytes that a request of `tokens` tokens takes: its row, at any moment on its way there, what the tree may have
+ * to keep of it until it is stored while the row goes on without it, and what the source of guesses needs for it. */
 uint64_t firni_request_bytes(const firn_engine *engine, uint32_t tokens);
 /* Bytes that a tree with a tier below it cannot let go of now, with nodes of node_bytes; 0 for NULL. */
 uint64_t firni_unevictable_bytes(const firn_prefix *prefix, uint64_t node_bytes);

@@ -1,7 +1,7 @@
 /*
  * Generation checkpoints: a request with an id can go on after the process was killed.
  *
- *      every N tokens   row --extract--> keeper: 1 its state into the tier, in a namespace of its own below the request's
+ *      every N tokens   row --extract--> keeper: 1 its state into the tier, in a private namespace below the request's
  *                                                2 what was generated, and the sampler's state, as an object by key
  *      the end          keeper: object and state are removed
  *      the same again   submit: object --> tokens are sent as they were, state is found by them, generation goes on
@@ -10,9 +10,9 @@
  * looks into it, what nobody has answered for yet is never another's hit. The object replaces the older one in one
  * transaction, after the state is there: at every moment one whole checkpoint is to be found.
  *
- * Why the answer is the same to the byte: tokens decide the state, whatever it was read from; seed and number of choices
- * decide the sampler's; and the text is made from the tokens again. What the request asked for is part of the object, as
- * a digest: another request of the same id begins anew.
+ * Why the answer is the same to the byte: tokens decide the state, whatever it was read from; seed and number of
+ * choices decide the sampler's; and the text is made from the tokens again. What the request asked for is part of the
+ * object, as a digest: another request of the same id begins anew.
  */
 #include <stdio.h>
 #include <string.h>

@@ -20,7 +20,8 @@ void firni_engine_wake(void *ctx)
 
 /* How many tokens the request may generate: what it asked for, within the context and, when it asked for nothing, the
  * KV budget. Refuses what can never run. */
-static firn_status resolve_max_tokens(const firn_engine *engine, const firn_request *request, uint32_t *out, firn_error *err)
+static firn_status resolve_max_tokens(const firn_engine *engine, const firn_request *request, uint32_t *out,
+                                      firn_error *err)
 {
     const uint32_t ctx_max = engine->options.ctx_tokens_max;
     if (request->n_prompt >= ctx_max) {
@@ -59,8 +60,8 @@ static firn_status check_request(const firn_engine *engine, const firn_request *
     }
     for (uint32_t i = 0; i < request->n_prompt; i++) {
         if (request->prompt[i] >= engine->n_vocab) {
-            return firni_fail(err, FIRN_ERR_INVALID, "prompt token %u is %u; the vocabulary has %u", i, request->prompt[i],
-                              engine->n_vocab);
+            return firni_fail(err, FIRN_ERR_INVALID, "prompt token %u is %u; the vocabulary has %u", i,
+                              request->prompt[i], engine->n_vocab);
         }
     }
     if (request->n_logprobs > FIRN_LOGPROBS_MAX + 1) {
@@ -79,7 +80,8 @@ static firn_status check_request(const firn_engine *engine, const firn_request *
     }
     if (request->pin != NULL && (!request->only_prefill || request->pin[0] == '\0' ||
                                  strlen(request->pin) > FIRN_KEEP_NAME_BYTES_MAX)) {
-        return firni_fail(err, FIRN_ERR_INVALID, "a pin needs a name of at most %d bytes, and a request that only reads",
+        return firni_fail(err, FIRN_ERR_INVALID,
+                          "a pin needs a name of at most %d bytes, and a request that only reads",
                           FIRN_KEEP_NAME_BYTES_MAX);
     }
     if (request->session != NULL && (request->session[0] == '\0' || strlen(request->session) > SESSION_BYTES_MAX)) {

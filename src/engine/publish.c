@@ -8,16 +8,15 @@
  *      fixed-size state                 *           *  *-1 *            *      where somebody may come back to
  *      last logits                                       *
  *
- * Blocks of a window leave the row as it goes on, so they are put whenever a chunk ends with a block, which it does if it
- * can: never more than a block behind. A state of
- * fixed size serves its own count alone and is large, so only counts are put that the tree's retention rule would keep:
- * the last block boundary that leaves a token of the prompt to compute, 2, 32 and 512 blocks before it, the boundary
- * before the place where this prompt left what was stored, for the next that leaves it there, the prompt's own end, where
- * its last logits belong, and the end.
+ * Blocks of a window leave the row as it goes on, so they are put whenever a chunk ends with a block, which it does if
+ * it can: never more than a block behind. A state of fixed size serves its own count alone and is large, so only counts
+ * are put that the tree's retention rule would keep: the last block boundary that leaves a token of the prompt to
+ * compute, 2, 32 and 512 blocks before it, the boundary before the place where this prompt left what was stored, for
+ * the next that leaves it there, the prompt's own end, where its last logits belong, and the end.
  *
- * And the prompt without its last token: whoever asks the same again when the logits have gone, or were not stored, must
- * forward one token for its logits, and from here it is only that one. The price is a step of its own for the last token.
- * A prompt that fits into one block is sooner computed.
+ * And the prompt without its last token: whoever asks the same again when the logits have gone, or were not stored,
+ * must forward one token for its logits, and from here it is only that one. The price is a step of its own for the last
+ * token. A prompt that fits into one block is sooner computed.
  */
 #include <assert.h>
 
@@ -75,7 +74,8 @@ uint32_t firni_publish_chunk(const firn_engine *engine, const firni_sequence *se
 {
     const bool in_parts = (engine->families & (FIRNI_FAMILY_WINDOW | FIRNI_FAMILY_FIXED)) != 0;
     const uint32_t before = sequence->n_cached;
-    if (engine->prefix == NULL || sequence->cache.store == FIRN_STORE_NONE || !in_parts || !is_reading(sequence, before)) {
+    if (engine->prefix == NULL || sequence->cache.store == FIRN_STORE_NONE || !in_parts ||
+        !is_reading(sequence, before)) {
         return count;
     }
     const uint32_t wanted =

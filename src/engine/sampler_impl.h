@@ -48,8 +48,8 @@ FIRNI_INLINE uint64_t firni_mix64(uint64_t x)
     return x ^ (x >> 31);
 }
 
-/* What firn_sampler_choose() would choose from these logits as its next choice but n_ahead: with that choice's own random
- * number, and the penalties of what was seen so far. A guess, which changes nothing. */
+/* What firn_sampler_choose() would choose from these logits as its next choice but n_ahead: with that choice's own
+ * random number, and the penalties of what was seen so far. A guess, which changes nothing. */
 firn_token firni_sampler_guess(firn_sampler *sampler, const float *logits, uint32_t n_ahead);
 
 /* How many random numbers were drawn, and going on as if so many had been: with the seed, all the state there is beside

@@ -59,7 +59,8 @@ firn_status firni_sequence_create(firn_engine *engine, const firn_request *reque
     firni_generation_begin(engine, request, sequence, &sampling.seed);
     status = firn_sampler_create(&sampling, engine->n_vocab, env, &sequence->sampler, err);
     if (status == FIRN_OK) {
-        status = firni_text_stream_create((const char *const *)sequence->stops, sequence->n_stops, env, &sequence->stream, err);
+        status = firni_text_stream_create((const char *const *)sequence->stops, sequence->n_stops, env,
+                                          &sequence->stream, err);
     }
     if (status != FIRN_OK) {
         firni_sequence_destroy(sequence);

@@ -1,15 +1,15 @@
 /*
  * Sessions: where conversations stood, so that a request can be told how it stands to its own.
  *
- * Nothing is kept for a session but this: its state is found by its tokens like any other. The session's own path is the
- * one that the prompt goes on from when it extends it, because no other agrees with it for longer; an edited history is
- * an ordinary lookup. So a session can be lost, or named twice, without harm.
+ * Nothing is kept for a session but this: its state is found by its tokens like any other. The session's own path is
+ * the one that the prompt goes on from when it extends it, because no other agrees with it for longer; an edited
+ * history is an ordinary lookup. So a session can be lost, or named twice, without harm.
  *
  *      submit     table, else the tier's row --> the prompt begins with these tokens? --> continued | branched
  *      end        tokens --> keeper: digest --> table;  row --> tier
  *
- * The table holds a digest of the tokens instead of them; the tier's rows hold the tokens, for export. The least recently
- * used of more than SESSIONS_MAX go.
+ * The table holds a digest of the tokens instead of them; the tier's rows hold the tokens, for export. The least
+ * recently used of more than SESSIONS_MAX go.
  */
 #include <string.h>
 
@@ -212,7 +212,8 @@ static void run_note(firni_task *task)
     set(one->sessions, one->ns, one->id, one->n_tokens, &digest);
     if (one->to_tier) {
         const firn_session row = { .id = one->id, .ns = one->ns, .tokens = one->tokens, .n_tokens = one->n_tokens };
-        (void)firn_tier_put_session(one->sessions->tier, &row, NULL); /* a session that is not noted is one that is new */
+        (void)firn_tier_put_session(one->sessions->tier, &row, NULL); /* a session that is not noted is one that is
+                                                                       * new */
     }
     free_note(task);
 }

@@ -66,7 +66,8 @@ void firni_drop_cancelled(firn_engine *engine)
     }
 }
 
-/* New blocks, and copies of a shared tail and state. What a window lets go of was let go of at the end of the last step. */
+/* New blocks, and copies of a shared tail and state. What a window lets go of was let go of at the end of the last
+ * step. */
 uint64_t firni_row_need_bytes(const firn_cache *cache, uint32_t before, uint32_t count)
 {
     const uint32_t n_before = before / FIRN_BLOCK_TOKENS + (before % FIRN_BLOCK_TOKENS != 0);
@@ -86,7 +87,8 @@ static uint64_t step_need_bytes(const firn_engine *engine)
     uint64_t need_bytes = 0;
     for (uint32_t row = 0; row < engine->n_rows; row++) {
         for (uint32_t layer = 0; layer < engine->schema->n_layers && engine->step_counts[row] > 0; layer++) {
-            need_bytes += firni_row_need_bytes(engine->caches[layer], engine->rows[row]->n_cached, engine->step_counts[row]);
+            need_bytes +=
+                firni_row_need_bytes(engine->caches[layer], engine->rows[row]->n_cached, engine->step_counts[row]);
         }
     }
     return need_bytes;
@@ -365,7 +367,8 @@ bool firni_step(firn_engine *engine)
     } else {
         /* No row has advanced. The newest gives way, so that those before it can go on. */
         firni_sequence *newest = engine->rows[engine->n_rows - 1];
-        firni_log(engine->env, FIRN_LOG_ERROR, "request %llu failed: %s", (unsigned long long)newest->id, error.message);
+        firni_log(engine->env, FIRN_LOG_ERROR, "request %llu failed: %s", (unsigned long long)newest->id,
+                  error.message);
         engine->stats.n_failed++;
         firni_sequence_end(newest, FIRN_FINISH_ERROR, NULL, NULL, 0, &error);
     }

@@ -5,7 +5,8 @@
  *      rows that read      a chunk, divided among them: half of it evenly, the other half to whoever has least left
  *
  * So a short prompt does not wait for a long one that came before it, and a long one goes on by its even share whatever
- * comes after it. The chunk is as large as the rows that decode can wait for (pace_impl.h): all of it when there is none.
+ * comes after it. The chunk is as large as the rows that decode can wait for (pace_impl.h): all of it when there is
+ * none.
  */
 #include <assert.h>
 #include <string.h>

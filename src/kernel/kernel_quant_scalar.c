@@ -1,7 +1,7 @@
 /*
- * The scalar reference of quantised keys and values: this file is the definition of what is stored and of what attention
- * makes of it, one number at a time. The walk over tiles, softmax included, is that of attend_scalar.c; the order of
- * bits in a block is quantised.h.
+ * The scalar reference of quantised keys and values: this file is the definition of what is stored and of what
+ * attention makes of it, one number at a time. The walk over tiles, softmax included, is that of attend_scalar.c; the
+ * order of bits in a block is quantised.h.
  *
  * Sources: rotation and quantisers of values, TurboQuant (arXiv 2504.19874, section 3); the rest is our own.
  */
@@ -170,7 +170,8 @@ typedef struct quant_attend {
     firni_scalar_attend base;
     int16_t q[FIRNI_HEAD_DIM_MAX];
     float q_steps[FIRNI_QUANT_GROUPS_MAX];
-    float q_sums[FIRNI_QUANT_GROUPS_MAX]; /* of the integers of a group, times their step: what a bias is multiplied by */
+    float q_sums[FIRNI_QUANT_GROUPS_MAX]; /* of the integers of a group, times their step: what a bias is multiplied
+                                           * by */
     float biases[FIRNI_QUANT_GROUPS_MAX][LANES];
 } quant_attend;
 
@@ -212,8 +213,8 @@ static float quant_score(const firni_scalar_attend *base, const uint8_t *block, 
     return score;
 }
 
-/* One group of elements. Weights, multiplied with the tokens' scales, become integers; those of tokens that are not seen
- * are 0, whatever their scales. */
+/* One group of elements. Weights, multiplied with the tokens' scales, become integers; those of tokens that are not
+ * seen are 0, whatever their scales. */
 static void add_value_group(quant_attend *attend, const firni_quant_view *planes, const float *weights, uint32_t begin,
                             uint32_t end, uint32_t group, float *values)
 {

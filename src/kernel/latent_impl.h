@@ -2,8 +2,8 @@
  * Attention over latent blocks, of a vector variant: what the walk of attend_impl.h reads from them, and the scores of
  * index keys. Written over lanes.
  *
- * Latent keys lie token-major, because the same bytes are the values, and because a sparse query reads single tokens. So
- * scores are sums across lanes here: register tiles of up to three pairs and two tokens share the loads of both, and
+ * Latent keys lie token-major, because the same bytes are the values, and because a sparse query reads single tokens.
+ * So scores are sums across lanes here: register tiles of up to three pairs and two tokens share the loads of both, and
  * one fold ends each sum of head_dim / 16 vectors (36 in the common case). All query heads read the same key: a tile is
  * fetched once and stays in the second-level cache for the heads that follow.
  */

@@ -14,8 +14,8 @@
  * A token that is not seen has the weight 0, and zero times any code is zero; only scales and biases, which could be
  * NaN there, are cleared at the edges.
  *
- * Work of 64 x 64 codes of 8 bits for two query heads (AVX2): 256 times 2 instructions to cut out codes, 2 broadcasts, 4
- * multiply-adds and 4 additions, half of the time of a tile; softmax takes a sixth, making weights integers a fifth.
+ * Work of 64 x 64 codes of 8 bits for two query heads (AVX2): 256 times 2 instructions to cut out codes, 2 broadcasts,
+ * 4 multiply-adds and 4 additions, half of the time of a tile; softmax takes a sixth, making weights integers a fifth.
  */
 #ifndef FIRNI_QUANT_IMPL_H
 #define FIRNI_QUANT_IMPL_H
@@ -69,8 +69,8 @@ FIRNI_INLINE lanes_weights quant_codes(const unsigned bits, lanes_weights words,
     return bits == low_bits ? low : lanes_above(low, lanes_field(high, row * (16 / low_bits) + i, 1), low_bits);
 }
 
-/* The same as levels wider than a byte, by way of memory. A function of its own: unrolled into every loop that needs it,
- * it would be most of the program. */
+/* The same as levels wider than a byte, by way of memory. A function of its own: unrolled into every loop that needs
+ * it, it would be most of the program. */
 static FIRNI_NO_INLINE void quant_lookup_words(const firni_lloyd *lloyd, const uint8_t *row, unsigned i,
                                                uint16_t levels[2 * LANES])
 {

@@ -18,8 +18,8 @@
  * parts: 5 is 4 rows of 4 bits and a row of 1 bit for all 32 steps, 3 is 2 rows of 2 bits and a row of 1 bit. Nothing
  * is wasted, and the rows lie in the order in which attention reads them.
  *
- * A key is scale * code + bias, with codes of 8 bits signed where values are rotated. So is a value, all unsigned; or, when rotated, scale * unit * (level[code] - centre), in the rotated
- * frame (docs/ARITHMETIC.md).
+ * A key is scale * code + bias, with codes of 8 bits signed where values are rotated. So is a value, all unsigned; or,
+ * when rotated, scale * unit * (level[code] - centre), in the rotated frame (docs/ARITHMETIC.md).
  */
 #ifndef FIRNI_QUANTISED_H
 #define FIRNI_QUANTISED_H

@@ -9,8 +9,9 @@
  *      Mamba-2 (arXiv 2405.21060)             delta = strength * v, with B as k, C as q, and out + skip * v
  *
  * One column of S is one chain over the keys, ascending, and columns are independent: that is what vectors and threads
- * are divided by. A state lies in tiles of 16 columns, [tile][n_keys][16], so that a tile of 128 keys stays in the first
- * cache while all tokens of a chunk pass over it. Columns beyond n_values in the last tile are zero and stay zero.
+ * are divided by. A state lies in tiles of 16 columns, [tile][n_keys][16], so that a tile of 128 keys stays in the
+ * first cache while all tokens of a chunk pass over it. Columns beyond n_values in the last tile are zero and stay
+ * zero.
  */
 #ifndef FIRNI_RECUR_H
 #define FIRNI_RECUR_H
@@ -25,7 +26,8 @@
 /* x[t][c] = silu(bias[c] + sum over j of weight[j][c] * input[t - (width - 1) + j][c]), in place. */
 typedef struct firni_conv_task {
     float *x;            /* inputs, then results: n_tokens rows, x_stride floats apart */
-    float *tail;         /* [width - 1] rows: the inputs before the first token, oldest first; then those up to the last */
+    float *tail;         /* [width - 1] rows: the inputs before the first token, oldest first; then those up to the
+                          * last */
     const float *weight; /* [width] rows, of the oldest input first */
     const float *bias;   /* [n_channels], NULL: zero */
     size_t x_stride;

@@ -1,6 +1,6 @@
 /*
- * The scalar definition of recur.h, in plain loops over one number at a time. Part of kernel_scalar.c, whose exp and fold
- * it takes.
+ * The scalar definition of recur.h, in plain loops over one number at a time. Part of kernel_scalar.c, whose exp and
+ * fold it takes.
  */
 #ifndef FIRNI_RECUR_SCALAR_H
 #define FIRNI_RECUR_SCALAR_H

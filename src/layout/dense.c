@@ -126,7 +126,8 @@ firn_status firni_dense_plane(const firn_cache *cache, const firn_plane *plane, 
     const size_t row_bytes = (size_t)tensor->n_bytes / n_rows;
     for (uint32_t r = 0; r < n_rows; r++) {
         const firn_row_view view = firn_cache_view_row(cache, r);
-        copy_row((uint8_t *)tensor->data + r * row_bytes, &view, firni_dense_tokens(cache, view.n_tokens), width, &shape);
+        copy_row((uint8_t *)tensor->data + r * row_bytes, &view, firni_dense_tokens(cache, view.n_tokens), width,
+                 &shape);
     }
     return FIRN_OK;
 }

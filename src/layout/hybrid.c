@@ -1,6 +1,6 @@
 /*
- * hybrid: keys and values, and a recurrent state, of one layer side by side, as in layers that run attention and Mamba-2
- * in parallel over the same tokens (Falcon-H1, arXiv 2507.22448, section 2).
+ * hybrid: keys and values, and a recurrent state, of one layer side by side, as in layers that run attention and
+ * Mamba-2 in parallel over the same tokens (Falcon-H1, arXiv 2507.22448, section 2).
  *
  *      parts[0], attention    [b0][b1][b2]       any layout of blocks: plain, a window, quantised, latent
  *      parts[1], recurrent    [f]                gated DeltaNet or Mamba-2
@@ -9,8 +9,8 @@
  * that both parts advance by the same tokens or neither does; every other operation is done to both or to neither as
  * well. What a row allows is what both parts allow: it is not trimmed, and is published at its own count alone.
  *
- * For others a row is the blocks of the one part with the state of the other: trees and tiers, which know rows that have
- * both, need to know no more. Owns the pairing; what blocks and states are, the parts know.
+ * For others a row is the blocks of the one part with the state of the other: trees and tiers, which know rows that
+ * have both, need to know no more. Owns the pairing; what blocks and states are, the parts know.
  */
 #include <stdio.h>
 #include <string.h>
@@ -189,7 +189,8 @@ static void settle(firn_cache *cache)
     firn_cache_settle(attention_of(cache));
 }
 
-/* ---- what the state allows, and what it takes --------------------------------------------------------------------- */
+/* ---- what the state allows, and what it
+ * takes --------------------------------------------------------------------- */
 
 static uint32_t trimmable_tokens(const firn_cache *cache, uint32_t row)
 {
@@ -275,7 +276,8 @@ static firn_status state(const firn_cache *cache, firn_tensor *tensors, uint32_t
     return firni_dense_parts(((const hybrid_cache *)cache)->parts, N_PARTS, tensors, n_tensors, err);
 }
 
-/* ---- speculative rounds ------------------------------------------------------------------------------------------- */
+/* ---- speculative
+ * rounds ------------------------------------------------------------------------------------------- */
 
 /* Each part has its own round, opened and closed with this one. The recurrent part's first: taking back that it began
  * changes nothing, while the end of the other's lets go of blocks. */
@@ -324,7 +326,8 @@ static void spec_rollback(firn_cache *base, const uint32_t *drop)
     }
 }
 
-/* ---- invariants --------------------------------------------------------------------------------------------------- */
+/* ----
+ * invariants --------------------------------------------------------------------------------------------------- */
 
 static void check(const firn_cache *base)
 {

@@ -95,13 +95,14 @@ typedef struct firni_layout {
     /* Makes the next append of at most counts[r] tokens infallible: allocates blocks, copies shared tails. On failure
      * the pool holds what it held before. */
     firn_status (*reserve)(firn_cache *cache, const uint32_t *counts, firn_error *err);
-    /* Stores and advances; reserved before. Strides are set. NULL, like attend, for layouts that are not attended to. */
+    /* Stores and advances; reserved before. Strides are set. NULL, like attend, for layouts that are not
+     * attended to. */
     void (*append)(firn_cache *cache, const firn_append_input *input, const uint32_t *counts, firn_workers *workers);
     /* Allocates nothing. Strides are set. */
     void (*attend)(const firn_cache *cache, const firn_attend_input *input, const uint32_t *counts,
                    firn_workers *workers);
-    /* Passes tokens through the state and advances; reserved before. Strides are set. NULL for layouts that are attended
-     * to. */
+    /* Passes tokens through the state and advances; reserved before. Strides are set. NULL for layouts that are
+     * attended to. */
     void (*recur)(firn_cache *cache, const firn_recur_input *input, const uint32_t *counts, firn_workers *workers);
     firn_status (*state)(const firn_cache *cache, firn_tensor *tensors, uint32_t *n_tensors, firn_error *err);
 
@@ -165,9 +166,9 @@ firn_status firni_cache_share_rows(firn_cache *target, const firn_cache *source,
 
 /* ---- rows.c: what all families share ---- */
 
-/* One row. blocks[i] covers tokens [64 * (first_block + i), ...), up to ceil(n_tokens / 64) blocks from the row's start.
- * Blocks beyond them were reserved ahead: they are unshared, and neither views, merges nor filters of other rows ever
- * see them. */
+/* One row. blocks[i] covers tokens [64 * (first_block + i), ...), up to ceil(n_tokens / 64) blocks from the row's
+ * start. Blocks beyond them were reserved ahead: they are unshared, and neither views, merges nor filters of other rows
+ * ever see them. */
 typedef struct firni_row {
     firn_block **blocks;
     uint32_t first_block;  /* > 0 when older blocks fell out of the window */
@@ -195,8 +196,8 @@ typedef struct firni_rows {
     uint32_t n_rows_max;
 } firni_rows;
 
-/* What a family's instance struct begins with; the functions below expect it. They serve three kinds of rows, told apart
- * by block_bytes, options.window and fixed_bytes: all blocks, the blocks of a window, a fixed-size state. */
+/* What a family's instance struct begins with; the functions below expect it. They serve three kinds of rows, told
+ * apart by block_bytes, options.window and fixed_bytes: all blocks, the blocks of a window, a fixed-size state. */
 typedef struct firni_block_cache {
     firn_cache base;
     firni_rows rows;
@@ -243,8 +244,8 @@ void firni_rows_check(const firn_cache *cache);
     .first_block_needed = firni_rows_first_block_needed
 
 /* firni_rows_reserve() in its steps, for who reserves in two caches at once. begin adds what is lacking and undoes it
- * when it fails; undo does so later, when nothing else was done to the rows since; end exchanges shared tails and states
- * for their copies and cannot fail. */
+ * when it fails; undo does so later, when nothing else was done to the rows since; end exchanges shared tails and
+ * states for their copies and cannot fail. */
 firn_status firni_rows_reserve_begin(firn_cache *cache, const uint32_t *counts, firn_error *err);
 void firni_rows_reserve_undo(firn_cache *cache);
 void firni_rows_reserve_end(firn_cache *cache, const uint32_t *counts);
@@ -288,9 +289,10 @@ void firni_attend_heads(const firn_cache *cache, const firn_attend_input *input,
 
 /* How many of a row's n_tokens the dense view shows: with a window, its last ones. */
 uint32_t firni_dense_tokens(const firn_cache *cache, uint32_t n_tokens);
-/* One plane of all rows as [batch, shape[0], S, inner], right-justified, padding zero; S as firn_cache_state() says. token_axis (1 or 2) is the
- * axis of plane->shape that runs over the block's tokens; inner is the other one. The data is borrowed from the block
- * where one row's plane already lies like this, and owned otherwise. Errors: NO_MEMORY; the tensor is zeroed then. */
+/* One plane of all rows as [batch, shape[0], S, inner], right-justified, padding zero; S as firn_cache_state() says.
+ * token_axis (1 or 2) is the axis of plane->shape that runs over the block's tokens; inner is the other one. The data
+ * is borrowed from the block where one row's plane already lies like this, and owned otherwise. Errors: NO_MEMORY; the
+ * tensor is zeroed then. */
 firn_status firni_dense_plane(const firn_cache *cache, const firn_plane *plane, uint32_t token_axis,
                               firn_tensor *tensor, firn_error *err);
 /* The tensors of each part of a composing layout, in order. Errors: as firn_cache_state(); none is left then. */
@@ -302,7 +304,8 @@ firn_status firni_dense_parts(firn_cache *const *parts, uint32_t n_parts, firn_t
 extern const firni_layout firni_layout_plain, firni_layout_window;
 extern const firni_layout firni_layout_gated_delta, firni_layout_mamba2;
 extern const firni_layout firni_layout_quant, firni_layout_window_quant, firni_layout_turboquant;
-extern const firni_layout firni_layout_delayed_quant, firni_layout_delayed_window_quant, firni_layout_delayed_turboquant;
+extern const firni_layout firni_layout_delayed_quant, firni_layout_delayed_window_quant,
+    firni_layout_delayed_turboquant;
 extern const firni_layout firni_layout_hybrid;
 
 /* Of plain.c, which window.c shares: the same blocks, of which a row keeps fewer. */

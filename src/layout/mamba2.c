@@ -1,6 +1,6 @@
 /*
- * ssm:mamba2: the state of Mamba-2 layers (arXiv 2405.21060, section 7). In the paper's words x is the value, B the key,
- * C the query, dt the strength and exp(dt A) the decay.
+ * ssm:mamba2: the state of Mamba-2 layers (arXiv 2405.21060, section 7). In the paper's words x is the value, B the
+ * key, C the query, dt the strength and exp(dt A) the decay.
  *
  * Owns the order of a token's channels: values, keys, queries. The rest is recurrent.c.
  */

@@ -33,7 +33,8 @@ typedef struct selection {
     candidate list[2 * TOP_K_MAX];
 } selection;
 
-/* Larger scores first, the older token among equals: a total order, so what is best does not depend on how it is found. */
+/* Larger scores first, the older token among equals: a total order, so what is best does not depend on how it
+ * is found. */
 static bool is_better(const candidate *a, const candidate *b)
 {
     return a->score > b->score || (a->score == b->score && a->position < b->position);

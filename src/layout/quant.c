@@ -1,6 +1,6 @@
 /*
- * kv:quant: keys and values as integers of 8 or 4 bits, with an f16 scale and bias for each group of 32 or 64 elements of
- * a head.
+ * kv:quant: keys and values as integers of 8 or 4 bits, with an f16 scale and bias for each group of 32 or 64 elements
+ * of a head.
  *
  *      0            k_scales       k_biases       v_codes      v_scales       v_biases       block_bytes
  *      | K codes    | K scales     | K biases     | V codes    | V scales     | V biases     | unused |
@@ -136,7 +136,8 @@ uint64_t firni_quant_bytes_per_token(const firn_cache *cache)
     return firni_quant_place(&geometry) / FIRN_BLOCK_TOKENS;
 }
 
-/* Codes in rows of 64 bytes, as quantised.h draws them: no reader outside the kernels can tell tokens apart in there. */
+/* Codes in rows of 64 bytes, as quantised.h draws them: no reader outside the kernels can tell tokens apart
+ * in there. */
 static firn_plane codes_plane(const char *name, firn_dtype dtype, uint32_t n_heads, uint32_t n_lane_blocks,
                               uint32_t n_rows, uint32_t offset_bytes)
 {
@@ -169,8 +170,8 @@ uint32_t firni_quant_planes(const firn_cache *cache, firn_plane planes[FIRN_CACH
     const uint32_t n_v_groups = g->value_dim / g->group;
     const uint32_t k_lane_blocks = n_k_groups * (FIRN_BLOCK_TOKENS / FIRNI_SLAB_LANES);
     uint32_t n = 0;
-    planes[n++] = codes_plane("k", firni_keys_are_signed(g) ? FIRN_DTYPE_I8 : FIRN_DTYPE_U8, g->n_kv_heads, k_lane_blocks,
-                              g->group / FIRNI_SLAB_STEPS * g->key_bits, 0);
+    planes[n++] = codes_plane("k", firni_keys_are_signed(g) ? FIRN_DTYPE_I8 : FIRN_DTYPE_U8, g->n_kv_heads,
+                              k_lane_blocks, g->group / FIRNI_SLAB_STEPS * g->key_bits, 0);
     planes[n++] = halves_plane("k.scale", g->n_kv_heads, n_k_groups, g->k_scales);
     planes[n++] = halves_plane("k.bias", g->n_kv_heads, n_k_groups, g->k_biases);
     planes[n++] = codes_plane("v", FIRN_DTYPE_U8, g->n_kv_heads, g->value_dim / FIRNI_SLAB_LANES,

@@ -1,10 +1,12 @@
 /*
  * The dense view of quantised layouts: the storage form, with each token's codes brought together.
  *
- *      k [B, heads, S, head_dim * bits / 8] u8 (i8 where they are signed), k.scale, k.bias [B, heads, S, groups] f16; then the same of v
+ *      k [B, heads, S, head_dim * bits / 8] u8 (i8 where they are signed), k.scale, k.bias [B, heads, S, groups] f16;
+ *      then the same of v
  *
  * The codes of a token are one string of bits, the first element in the lowest bits of the first byte. A block holds
- * them in another order (quantised.h), so they are always an owned copy. Rotated values stay rotated, and have no biases.
+ * them in another order (quantised.h), so they are always an owned copy. Rotated values stay rotated, and have no
+ * biases.
  */
 #include <string.h>
 

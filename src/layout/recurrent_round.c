@@ -1,6 +1,6 @@
 /*
- * Speculative rounds of recurrent layouts. A state cannot be trimmed, so a round keeps what it began with and what it was
- * fed:
+ * Speculative rounds of recurrent layouts. A state cannot be trimmed, so a round keeps what it began with and what it
+ * was fed:
  *
  *      begin      the row's block is retained: the first step of the round copies it on write, and leaves it as it is
  *      step       the inputs of the convolution, its results and the gates of each token are recorded

@@ -7,8 +7,8 @@
  *                      <------- drop ------>
  *
  * What a rollback leaves must be what plain decoding would have left. For blocks that is so by construction: lanes
- * beyond a row's count are undefined and read by nobody, and blocks that lose their last token are released. Blocks that
- * fell out of a window stay until the round has ended, since a rollback may move the window back over them.
+ * beyond a row's count are undefined and read by nobody, and blocks that lose their last token are released. Blocks
+ * that fell out of a window stay until the round has ended, since a rollback may move the window back over them.
  */
 #include "base/base_impl.h"
 #include "layout/layout_impl.h"

@@ -284,7 +284,8 @@ void firni_rows_settle(firn_cache *cache)
     }
 }
 
-/* ---- what the blocks in a row allow -------------------------------------------------------------------------------- */
+/* ---- what the blocks in a row
+ * allow -------------------------------------------------------------------------------- */
 
 /* A query at position n sees the `window` tokens up to itself. The one before them is kept too: a prefix is then
  * resumable where it covers the window before its end, whatever comes next. */
@@ -334,7 +335,8 @@ uint64_t firni_rows_working_bytes(const firn_cache *cache, uint32_t tokens, uint
     return tokens > 0 ? (n_blocks + 1) * cache->block_bytes + 2 * (uint64_t)cache->fixed_bytes : 0;
 }
 
-/* ---- reserving ----------------------------------------------------------------------------------------------------- */
+/* ----
+ * reserving ----------------------------------------------------------------------------------------------------- */
 
 /* Blocks in the list that the row needs for `count` more tokens. */
 static uint32_t blocks_needed(const firn_cache *cache, const firni_row *row, uint32_t count)

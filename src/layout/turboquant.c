@@ -1,16 +1,16 @@
 /*
- * kv:turboquant: keys as affine integers of 8, 5, 4 or 2 bits, values rotated and coded for a normal distribution with 8,
- * 5, 4, 3 or 2 bits. Groups of 32 elements.
+ * kv:turboquant: keys as affine integers of 8, 5, 4 or 2 bits, values rotated and coded for a normal distribution with
+ * 8, 5, 4, 3 or 2 bits. Groups of 32 elements.
  *
  * A random rotation makes the elements of any vector look like samples of a normal distribution, for which the best
- * quantiser of each width is known: no outlier stretches a group's scale. The rotation is a fixed pattern of signs and a
- * Walsh-Hadamard transform of the whole head. Since attention is linear in the values, it is undone once, on the
+ * quantiser of each width is known: no outlier stretches a group's scale. The rotation is a fixed pattern of signs and
+ * a Walsh-Hadamard transform of the whole head. Since attention is linear in the values, it is undone once, on the
  * output, and not for each token. Keys stay as they are: a score would need the query rotated alike, which position
  * encodings and shared heads would have to know of, and affine keys of 8 bits lose next to nothing.
  *
- * Owns what differs from kv:quant: the bits that there are, the sizes of heads that the transform takes. Source: Zandieh
- * et al., TurboQuant (arXiv 2504.19874), its quantiser of least mean squared error; scales for groups of 32 in place of
- * the norm of the whole vector.
+ * Owns what differs from kv:quant: the bits that there are, the sizes of heads that the transform takes. Source:
+ * Zandieh et al., TurboQuant (arXiv 2504.19874), its quantiser of least mean squared error; scales for groups of 32 in
+ * place of the norm of the whole vector.
  */
 #include <stdio.h>
 

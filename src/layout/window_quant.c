@@ -1,6 +1,6 @@
 /*
- * kv:window-quant: the blocks of kv:quant, of which a row keeps those that the next token can see, as kv:window does with
- * plain ones.
+ * kv:window-quant: the blocks of kv:quant, of which a row keeps those that the next token can see, as kv:window does
+ * with plain ones.
  *
  * Owns what differs from kv:quant: the window's bounds and its place in the identity. Which blocks stay is rows.c.
  */

@@ -58,8 +58,8 @@ static void read_heads(firni_keys *keys, firni_hparams *hp)
     hp->n_kv_heads = n_kv_heads[0];
 }
 
-/* Layers alternate in kind, so the last earlier one of a kind is nearly always the last or the last but one that stores.
- * It is looked for all the same: nothing in the format promises that. */
+/* Layers alternate in kind, so the last earlier one of a kind is nearly always the last or the last but one that
+ * stores. It is looked for all the same: nothing in the format promises that. */
 static void share_caches(firni_keys *keys, firni_hparams *hp)
 {
     static const char key[] = "attention.shared_kv_layers";

@@ -85,7 +85,8 @@ void firni_step_add_residual(firni_step *step, float *y, const firni_projection 
 void firni_step_add_normed(firni_step *step, float *y, const firni_projection *projection, const float *weight);
 /* Adds an array to those that follow the tokens. */
 void firni_step_carry(firni_step *step, float *rows, uint32_t stride);
-/* Drops all but the needed tokens from x, rotations, carried arrays, and `rows` (n_tokens rows, `stride` floats each). */
+/* Drops all but the needed tokens from x, rotations, carried arrays, and `rows` (n_tokens rows, `stride`
+ * floats each). */
 void firni_step_narrow(firni_step *step, float *rows, uint32_t stride);
 
 /* ---- blocks ---- */

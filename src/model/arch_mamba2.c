@@ -1,6 +1,6 @@
 /*
- * mamba2: Mamba-2 models, of nothing but recurrent layers: no attention, no positions, no feed-forward blocks. What a row
- * holds does not grow with its tokens.
+ * mamba2: Mamba-2 models, of nothing but recurrent layers: no attention, no positions, no feed-forward blocks. What a
+ * row holds does not grow with its tokens.
  */
 #include "base/base_impl.h"
 #include "model/block_recurrent.h"

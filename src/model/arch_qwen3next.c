@@ -1,7 +1,7 @@
 /*
  * qwen3next: Qwen3-Next: three layers of gated DeltaNet to one of full attention, each followed by a mixture of experts
- * with a shared expert that has a gate of its own. Neighbouring state heads share a key head, and their gates come in one
- * tensor, key head by key head. The weights of the chosen experts are always divided by their sum.
+ * with a shared expert that has a gate of its own. Neighbouring state heads share a key head, and their gates come in
+ * one tensor, key head by key head. The weights of the chosen experts are always divided by their sum.
  */
 #include "model/block_recurrent.h"
 

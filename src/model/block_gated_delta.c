@@ -1,5 +1,6 @@
 /*
- * The gated DeltaNet block: norm, projections, gates, convolution and delta rule in the layer's cache, gated output norm.
+ * The gated DeltaNet block: norm, projections, gates, convolution and delta rule in the layer's cache, gated output
+ * norm.
  *
  *      a token's part of `wide`:
  *      | q k v: channels of the convolution | output gate | alpha, beta as projected | decay | strength |

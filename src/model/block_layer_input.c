@@ -1,7 +1,7 @@
 /*
  * Per-layer inputs: what a layer gets of a token beside the residual stream. A second embedding table gives every
- * token a short vector for each layer, the first embedding is projected to another one, and each layer adds a gated projection
- * of their sum.
+ * token a short vector for each layer, the first embedding is projected to another one, and each layer adds a gated
+ * projection of their sum.
  *
  *      p = rms_norm(W x / sqrt(n_embd)) + e * sqrt(n_layer_input), over sqrt(2)          once, for all layers
  *      x += rms_norm(proj(gelu(gate(x)) * p[layer]))                                     at the end of each layer

@@ -5,8 +5,8 @@
  *      a token's part of `wide`:
  *      | output gate z | x B C: channels of the convolution | dt | decay |
  *
- * Owns no state. The outputs take the place of the values they came from, and what a token adds to the state, that of dt.
- * Source: arXiv 2405.21060, section 7.
+ * Owns no state. The outputs take the place of the values they came from, and what a token adds to the state, that of
+ * dt. Source: arXiv 2405.21060, section 7.
  */
 #include <assert.h>
 #include <math.h>

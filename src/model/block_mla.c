@@ -9,7 +9,8 @@
  *   5. output projection
  *
  * The matrices of heads take the path of every matrix product, so one token and a thousand give the same bits. With an
- * indexer (index_*), step 2 also makes an index key, and step 3 index queries and weights: kv:mla:dsa selects with them.
+ * indexer (index_*), step 2 also makes an index key, and step 3 index queries and weights: kv:mla:dsa selects with
+ * them.
  *
  * Owns the layout of its scratch. Sources: DeepSeek-V2 (arXiv 2405.04434, section 2.1, with the absorption it
  * describes), DeepSeek-V3.2-Exp (report, section 2.1).
@@ -50,9 +51,11 @@ static void refuse_undivided(firni_keys *keys)
     firni_key_name(keys, "attention.key_length_mla", key);
     if (keys->status == FIRN_OK && firni_gguf_find(keys->gguf, key) == NULL &&
         firni_gguf_find_tensor(keys->gguf, "blk.0.attn_kv_b.weight") != NULL) {
-        keys->status = firni_fail(keys->err, FIRN_ERR_UNSUPPORTED, "%s: key '%s' is missing and 'blk.0.attn_kv_b.weight' "
+        keys->status = firni_fail(keys->err, FIRN_ERR_UNSUPPORTED,
+                                  "%s: key '%s' is missing and 'blk.0.attn_kv_b.weight' "
                                   "is there: a file from before key and value matrices were stored apart; convert the "
-                                  "model again", firni_gguf_path(keys->gguf), key);
+                                  "model again",
+                                  firni_gguf_path(keys->gguf), key);
     }
 }
 

@@ -7,8 +7,8 @@
  *   4. every token adds weight * output of its experts, in ascending order of the expert
  *   5. the shared expert, and the sum into the residual stream
  *
- * Experts work on whatever tokens chose them, but a product's bits for one token do not depend on the others, and step 4
- * adds in an order that is the token's own: neither the batch nor the cut of step 3 shows in the result.
+ * Experts work on whatever tokens chose them, but a product's bits for one token do not depend on the others, and step
+ * 4 adds in an order that is the token's own: neither the batch nor the cut of step 3 shows in the result.
  *
  * Owns the layout of its scratch. Sources: sparsely-gated mixtures (arXiv 1701.06538), shared experts as in DeepSeekMoE
  * (arXiv 2401.06066).

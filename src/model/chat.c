@@ -19,7 +19,7 @@
  *             <|start|>assistant
  *   deepseek2 SYSTEM\n\n, User: CONTENT\n\n, Assistant: CONTENT<EOS>                     each message
  *             Assistant:
- *   deepseek3 SYSTEM, <|User|>CONTENT, <|Assistant|>CONTENT<EOS>                       each message; the bars are U+FF5C
+ *   deepseek3 SYSTEM, <|User|>CONTENT, <|Assistant|>CONTENT<EOS>                each message; bars are U+FF5C
  *             <|Assistant|>
  *   plain     SYSTEM\n\n, User: CONTENT\n\n, Assistant: CONTENT\n\n                    each message
  *             Assistant:
@@ -292,7 +292,8 @@ static void render_deepseek2(renderer *out, const firn_chat_message *messages, u
     put_text(out, "Assistant:");
 }
 
-/* Nothing stands between a marker and a content. System messages have no marker: the template puts them all in front. */
+/* Nothing stands between a marker and a content. System messages have no marker: the template puts them all
+ * in front. */
 static void render_deepseek3(renderer *out, const firn_chat_message *messages, uint32_t n_messages)
 {
     bool is_first = true;

@@ -172,7 +172,8 @@ static void embed_token(const firni_step *step, const void *ctx, uint32_t token)
     const firni_scratch *s = &model->scratch;
     const firni_row_table *table = &model->embedding;
     float *x = step->x + (size_t)token * table->n_cols;
-    firni_weight_row_to_f32(table->type, table->rows + (size_t)step->tokens[token] * table->row_bytes, table->n_cols, x);
+    firni_weight_row_to_f32(table->type, table->rows + (size_t)step->tokens[token] * table->row_bytes, table->n_cols,
+                            x);
     if (step->hparams->embedding_scale != 1.0F) {
         for (uint32_t i = 0; i < table->n_cols; i++) {
             x[i] *= step->hparams->embedding_scale;

@@ -181,8 +181,8 @@ static void fail_experts(firni_keys *keys, const char *text, uint32_t a, uint32_
     }
 }
 
-/* Two spellings of the shared expert's size are in use: as such, and as a number of experts. Converters write 0 for keys
- * that a model does not have. */
+/* Two spellings of the shared expert's size are in use: as such, and as a number of experts. Converters write 0 for
+ * keys that a model does not have. */
 void firni_read_experts(firni_keys *keys, firni_hparams *hp, uint32_t n_dense, firni_gating gating)
 {
     const uint32_t none = 0;

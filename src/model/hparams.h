@@ -105,8 +105,9 @@ typedef struct firni_hparams {
 
 /* general.architecture as a C string. Errors: FORMAT (missing, not a string, longer than fits). */
 firn_status firni_hparams_architecture(const firni_gguf *gguf, char out[32], firn_error *err);
-/* What an architecture's `read` is made of, in this order. All keep their errors in `keys`: FORMAT (a key is missing, of
- * another type or contradictory: named), UNSUPPORTED (a kind of rope scaling or layer that this build does not know). */
+/* What an architecture's `read` is made of, in this order. All keep their errors in `keys`: FORMAT (a key is missing,
+ * of another type or contradictory: named), UNSUPPORTED (a kind of rope scaling or layer that this build does not
+ * know). */
 
 /* Layers, width, context, epsilon. */
 void firni_read_common(firni_keys *keys, firni_hparams *hp);
@@ -135,8 +136,8 @@ uint32_t firni_hparams_storing_layer(const firni_hparams *hp, uint32_t cache);
 
 typedef void (*firni_hparams_reader)(firni_keys *keys, firni_hparams *hp);
 
-/* Reads the keys "<architecture>.*" through `read`. n_vocab is the number of rows of token_embd.weight. `interleaved` of
- * the ropes is left to the caller. Errors: as above. */
+/* Reads the keys "<architecture>.*" through `read`. n_vocab is the number of rows of token_embd.weight. `interleaved`
+ * of the ropes is left to the caller. Errors: as above. */
 firn_status firni_hparams_read(const firni_gguf *gguf, const char *architecture, firni_hparams_reader read,
                                firni_hparams *out, firn_error *err);
 

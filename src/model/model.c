@@ -90,7 +90,8 @@ static firn_status build_rope(firn_model *model, firni_loader *loader, firn_erro
             return status;
         }
         for (uint32_t i = 0; i < params->n_dims / 2; i++) {
-            /* A negative one turns the other way: odd, but well defined. 1e30 is how files say that a pair does not turn. */
+            /* A negative one turns the other way: odd, but well defined. 1e30 is how files say that a pair does not
+             * turn. */
             if (!(fabsf(factors[i]) > 1e-9F && fabsf(factors[i]) < 1e31F)) {
                 return firni_fail(err, FIRN_ERR_FORMAT, "%s: tensor '%s': divisor %lu is %g",
                                   firni_gguf_path(model->gguf), name, (unsigned long)i, (double)factors[i]);
@@ -266,8 +267,8 @@ firn_status firn_model_open(const firn_model_options *options, const firn_env *e
     return FIRN_OK;
 }
 
-/* In reverse order of construction; the weights' row table points into the file, which goes last. What writes packed weights
- * reads them. */
+/* In reverse order of construction; the weights' row table points into the file, which goes last. What writes packed
+ * weights reads them. */
 void firn_model_close(firn_model *model)
 {
     if (model == NULL) {

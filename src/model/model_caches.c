@@ -111,8 +111,9 @@ static void write_range(layer_list *list)
 {
     char range[32];
     const char *comma = list->len > 0 ? ", " : "";
-    const int len = list->first == list->last ? snprintf(range, sizeof range, "%s%u", comma, list->first)
-                                              : snprintf(range, sizeof range, "%s%u-%u", comma, list->first, list->last);
+    const int len = list->first == list->last
+                        ? snprintf(range, sizeof range, "%s%u", comma, list->first)
+                        : snprintf(range, sizeof range, "%s%u-%u", comma, list->first, list->last);
     if (list->len + (size_t)len + sizeof ", ..." < sizeof list->text) {
         memcpy(list->text + list->len, range, (size_t)len + 1);
         list->len += (size_t)len;
@@ -144,7 +145,8 @@ static firn_status fail_layers(const firn_model *model, layer_list *list, const 
 
 /* ---- the plan ---------------------------------------------------------------------------------------------------- */
 
-/* The layer's own words for its layout and geometry, or its refusal. An empty cache says them; it allocates no blocks. */
+/* The layer's own words for its layout and geometry, or its refusal. An empty cache says them; it allocates
+ * no blocks. */
 static firn_status describe_cache(firn_model *model, uint32_t index, firn_pool *pool, firn_error *err)
 {
     firn_cache *cache = NULL;

@@ -15,8 +15,8 @@ typedef struct firni_chosen {
     uint32_t slot; /* block_moe.c's */
 } firni_chosen;
 
-/* scores: [n_experts] products of the router, overwritten; selection: scratch of the same size; bias: [n_experts], added
- * for the choice alone, or NULL. chosen: [n_used], ascending by expert. */
+/* scores: [n_experts] products of the router, overwritten; selection: scratch of the same size; bias: [n_experts],
+ * added for the choice alone, or NULL. chosen: [n_used], ascending by expert. */
 void firni_moe_route(const firni_kernels *kernels, const firni_moe_params *params, const float *bias, float *scores,
                      float *selection, firni_chosen *chosen);
 

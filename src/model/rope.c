@@ -59,8 +59,8 @@ static double scaled_frequency(const firni_rope_params *p, uint32_t pair, double
     return frequency;
 }
 
-/* Interleaved multimodal positions: pairs take turns between time, height and width as far as each section reaches. Of a
- * text token these three are its position; a pair that no section reaches belongs to the fourth axis, at 0. */
+/* Interleaved multimodal positions: pairs take turns between time, height and width as far as each section reaches. Of
+ * a text token these three are its position; a pair that no section reaches belongs to the fourth axis, at 0. */
 static bool pair_turns(const firni_rope_params *p, uint32_t pair)
 {
     const uint32_t n_all = p->sections[0] + p->sections[1] + p->sections[2] + p->sections[3];

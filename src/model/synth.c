@@ -1,9 +1,9 @@
 /*
  * Writes synthetic models: keys, then one tensor after the other, each made row by row from a seeded generator.
  *
- * Owns numbers and the walks; what a model consists of is its architecture's file. Numbers come from splitmix64 (Steele,
- * Lea, Flood: "Fast splittable pseudorandom number generators", 2014), one stream per tensor; a weight is the sum of
- * four uniform 16-bit numbers, near enough to normal.
+ * Owns numbers and the walks; what a model consists of is its architecture's file. Numbers come from splitmix64
+ * (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", 2014), one stream per tensor; a weight is the
+ * sum of four uniform 16-bit numbers, near enough to normal.
  */
 #include <assert.h>
 #include <math.h>
@@ -156,7 +156,8 @@ void firni_synth_values(firni_synth *s, int32_t layer, const char *name, uint32_
                                                .values = values });
 }
 
-/* Rows that are not whole blocks of 256 take the nearest type with blocks of 32, as converters of real models choose. */
+/* Rows that are not whole blocks of 256 take the nearest type with blocks of 32, as converters of real
+ * models choose. */
 static firni_weight_type type_for(firni_weight_type type, uint32_t n_cols)
 {
     if (firni_weight_row_bytes(type, n_cols) != 0) {
@@ -340,8 +341,8 @@ static firn_status check_shape(const firni_synth_options *o, firn_error *err)
         }
     }
     if (o->n_layers % arch->layer_period != 0) {
-        return firni_fail(err, FIRN_ERR_INVALID, "layers is %lu; those of %s repeat every %lu", (unsigned long)o->n_layers,
-                          arch->name, (unsigned long)arch->layer_period);
+        return firni_fail(err, FIRN_ERR_INVALID, "layers is %lu; those of %s repeat every %lu",
+                          (unsigned long)o->n_layers, arch->name, (unsigned long)arch->layer_period);
     }
     if (o->rope_scaling != FIRNI_ROPE_SCALING_NONE && !(o->rope_factor >= 1.0F)) {
         return firni_fail(err, FIRN_ERR_INVALID, "a rope scaling needs a factor of 1 or more");
@@ -400,7 +401,8 @@ static firn_status write_file(firni_synth *s, const firni_vocab_spec *vocab)
     s->row = firni_calloc(s->env, s->n_cols_max, sizeof *s->row);
     s->encoded = firni_calloc(s->env, (size_t)s->n_cols_max * ROWS_PER_WRITE, sizeof(float));
     if (s->row == NULL || s->encoded == NULL) {
-        return firni_fail(s->err, FIRN_ERR_NO_MEMORY, "no memory for rows of %lu weights", (unsigned long)s->n_cols_max);
+        return firni_fail(s->err, FIRN_ERR_NO_MEMORY, "no memory for rows of %lu weights",
+                          (unsigned long)s->n_cols_max);
     }
     if (!put_keys(s, vocab)) {
         return firni_fail(s->err, FIRN_ERR_NO_MEMORY, "no memory for a vocabulary of %u tokens", vocab->n_tokens);

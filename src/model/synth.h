@@ -27,8 +27,8 @@ typedef struct firni_synth_options {
     void *progress_ctx;
 } firni_synth_options;
 
-/* Whether a synthetic model of this architecture can be made, and the names of those that can ("llama, qwen2, ..."), for
- * messages; cut to out_bytes. */
+/* Whether a synthetic model of this architecture can be made, and the names of those that can ("llama, qwen2, ..."),
+ * for messages; cut to out_bytes. */
 bool firni_synth_knows(const char *architecture);
 void firni_synth_arch_list(char *out, size_t out_bytes);
 /* Fills the shape (layers to vocabulary) with one of options->architecture that has about n_params parameters. 450M of

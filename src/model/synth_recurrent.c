@@ -195,8 +195,10 @@ static firn_status check_mamba2(const firni_synth_options *o, firn_error *err)
 {
     if (o->n_heads == 0 || o->n_heads > FIRNI_HEADS_MAX || o->head_dim == 0 || o->head_dim > FIRNI_HEAD_DIM_MAX ||
         o->n_kv_heads == 0 || o->n_heads % o->n_kv_heads != 0) {
-        return firni_fail(err, FIRN_ERR_INVALID, "heads must be a multiple of kv-heads, which count groups, and head-dim "
-                          "within 1 to %u", FIRNI_HEAD_DIM_MAX);
+        return firni_fail(err, FIRN_ERR_INVALID,
+                          "heads must be a multiple of kv-heads, which count groups, and head-dim "
+                          "within 1 to %u",
+                          FIRNI_HEAD_DIM_MAX);
     }
     return FIRN_OK;
 }

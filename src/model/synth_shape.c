@@ -19,8 +19,8 @@ void firni_synth_shape(uint64_t n_params, firni_synth_options *out)
     out->n_ff = p->n_ff;
     out->n_vocab = p->n_vocab;
     out->n_ctx = 32768;
-    /* The nearest whole number of periods, at least one, and no deeper than anything that is really built. What a period
-     * adds is read off two models. */
+    /* The nearest whole number of periods, at least one, and no deeper than anything that is really built. What a
+     * period adds is read off two models. */
     firni_synth_options probe = *out;
     probe.architecture = arch->name;
     probe.n_layers = arch->layer_period;

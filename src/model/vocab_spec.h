@@ -49,7 +49,8 @@ firn_status firni_vocab_from_json(const char *path, const firn_env *env, firni_v
 /* The two halves of merge `index`, or why it has none. */
 typedef firn_status (*firni_merge_halves)(void *ctx, size_t index, firni_gguf_string *left, firni_gguf_string *right);
 /* For the SentencePiece kind: makes spec->scores of ranked merges; pieces and types are there. `where` begins messages.
- * Errors: FORMAT (a merge makes no piece), UNSUPPORTED (merges that no scores can express), NO_MEMORY, those of halves. */
+ * Errors: FORMAT (a merge makes no piece), UNSUPPORTED (merges that no scores can express), NO_MEMORY, those
+ * of halves. */
 firn_status firni_vocab_score_merges(firni_vocab_spec *spec, const char *where, size_t n_merges,
                                      firni_merge_halves halves, void *ctx, firn_error *err);
 /* Whether the piece names a byte, "<0xNN>", as vocabularies with byte fallback spell it. */

@@ -126,8 +126,8 @@ typedef struct firni_stack_part {
  * build does not compute with: named, with those it does), NO_MEMORY. */
 firn_status firni_load_projection(firni_loader *loader, const firni_stack_part *parts, uint32_t n_parts,
                                   uint32_t n_cols, firni_projection *out, firn_error *err);
-/* n_each projections of one shape from tensors with one dimension more (experts, heads): "<name>.weight" [n_cols, n_rows,
- * n_each], "<name>.bias" [n_rows, n_each], "<name>.scale" [n_each]. Owned by the loader's weights. */
+/* n_each projections of one shape from tensors with one dimension more (experts, heads): "<name>.weight" [n_cols,
+ * n_rows, n_each], "<name>.bias" [n_rows, n_each], "<name>.scale" [n_each]. Owned by the loader's weights. */
 firn_status firni_load_projections(firni_loader *loader, const firni_stack_part *parts, uint32_t n_parts,
                                    uint32_t n_cols, uint32_t n_each, const firni_projection **out, firn_error *err);
 firn_status firni_load_vector(firni_loader *loader, const char *name, uint32_t n, const float **out, firn_error *err);

@@ -97,8 +97,9 @@ static firn_status load_part_factors(firni_loader *loader, const firni_stack_par
     const firni_gguf_tensor *tensor = NULL;
     firni_weight_type type = FIRNI_WEIGHT_F32;
     firni_tensor_name(name, part->name, kind);
-    const firn_status status = is_scalar ? firni_loader_find(loader, name, n_each, 1, 1, &tensor, &type, err)
-                                         : firni_loader_find(loader, name, part->n_rows, n_each, 1, &tensor, &type, err);
+    const firn_status status = is_scalar
+                                   ? firni_loader_find(loader, name, n_each, 1, 1, &tensor, &type, err)
+                                   : firni_loader_find(loader, name, part->n_rows, n_each, 1, &tensor, &type, err);
     if (status != FIRN_OK) {
         return status;
     }

@@ -21,8 +21,8 @@
  * Where conversations part, what lies above belongs to all of them: the rule stops at the first branch above the end.
  * So the last checkpoint at or before a branch stays for whoever leaves there next.
  *
- * A prompt whose last logits are kept is resumed at its very end, which need not be a boundary: that checkpoint stays as
- * long as the logits do.
+ * A prompt whose last logits are kept is resumed at its very end, which need not be a boundary: that checkpoint stays
+ * as long as the logits do.
  *
  * A checkpoint that the tier does not hold yet is not dropped. It is stored first. The exception is one inside a block
  * whose beginning has one too: when the conversation has gone on to another prompt, it could save no more than the

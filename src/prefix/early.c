@@ -5,13 +5,14 @@
  *      engine's thread     start: caches         | forward: await 0 | use | await 1 ...           | the lease is ready
  *
  * A forward must not write into blocks that are arriving, nor may it copy them before they have arrived, which is what
- * the first append to a shared tail or state would do. So the started caches have a tail and a state of their own, which
- * are filled from the arrived ones when their layer is awaited.
+ * the first append to a shared tail or state would do. So the started caches have a tail and a state of their own,
+ * which are filled from the arrived ones when their layer is awaited.
  *
  *      arriving   | block | block | tail |  state              started   | block | block | own tail |  own state
  *                     `-------`------------- shared -----------------------'-------'
  *
- * Owns the started caches' own blocks until they have been filled. Whether starting is worth it is the engine's question.
+ * Owns the started caches' own blocks until they have been filled. Whether starting is worth it is the engine's
+ * question.
  */
 #include <assert.h>
 #include <errno.h>

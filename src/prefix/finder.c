@@ -9,8 +9,8 @@
  * An index is searched in memory that may have to be fetched from a device first, which takes as long as the device
  * does, or for ever. So no lookup is waited for on the token loop: who asks has a lease that is not ready.
  *
- *  - A lookup whose last waiter has left is taken out of the queue; one that has begun runs to its end, and its handle is
- *    given back.
+ *  - A lookup whose last waiter has left is taken out of the queue; one that has begun runs to its end, and its handle
+ *    is given back.
  *  - One that has not ended within the deadline costs everyone who waits for the tier that deadline, together. Until it
  *    has ended nobody waits for another: a tier that hangs costs one deadline, not one for each request.
  *  - The thread and what it uses are an allocation of their own. Where a tier does not return by the end of the tree,
@@ -138,7 +138,8 @@ static firni_logits *fetch_logits(firni_finder *finder, firni_find *find)
 {
     object_wait wait = { .finder = finder, .find = find };
     const uint64_t until_ns = firni_now_ns(finder->env) + finder->object_ns_max;
-    if (firn_tier_restore_object_async(finder->tier, find->whole.handle, until_ns, object_done, &wait, NULL) != FIRN_OK) {
+    if (firn_tier_restore_object_async(finder->tier, find->whole.handle, until_ns, object_done, &wait, NULL) !=
+        FIRN_OK) {
         return NULL;
     }
     (void)pthread_mutex_lock(&finder->mutex);

@@ -7,7 +7,8 @@
 #define RESTORE_KEEP 0.8
 /* The spread of x below which a slope would be noise: a share of its mean square. */
 #define SPREAD_MIN 0.01
-/* A read this many times slower or faster than expected says that the device is not the one that was measured before. */
+/* A read this many times slower or faster than expected says that the device is not the one that was
+ * measured before. */
 #define CHANGE_FACTOR 4.0
 /* Shares of the time that computing takes: waited for in any case, and by when a read must be expected to end. With the
  * first, a prompt whose read is given up takes less than a tenth longer than without a tier. */

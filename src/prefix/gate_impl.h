@@ -4,10 +4,10 @@
  *      time of a read      by its bytes:   a + b x       latency and rate
  *      time of a token     by its depth:   a + b x       attention looks back further
  *
- * Both are straight lines fitted to the latest samples, older ones counting less. A read is worth it when it is expected
- * to end before computing would. It may be waited for without any promise for a small share of that time, and longer
- * only while what has arrived says that it will: so a tier that has become slow costs a prompt that share, once, and is
- * asked again after a pause.
+ * Both are straight lines fitted to the latest samples, older ones counting less. A read is worth it when it is
+ * expected to end before computing would. It may be waited for without any promise for a small share of that time, and
+ * longer only while what has arrived says that it will: so a tier that has become slow costs a prompt that share, once,
+ * and is asked again after a pause.
  *
  * Owns the samples and the pause. Knows no clock: times are passed in.
  */
@@ -24,7 +24,8 @@ typedef struct firni_trend {
 
 /* Older samples keep this share of their weight. */
 void firni_trend_add(firni_trend *trend, double x, double y, double keep);
-/* Never negative; 0 without samples. Where all samples lie at about one x, the line goes through the origin, or is level. */
+/* Never negative; 0 without samples. Where all samples lie at about one x, the line goes through the origin, or is
+ * level. */
 double firni_trend_at(const firni_trend *trend, double x, bool through_origin);
 
 typedef struct firni_gate {

@@ -297,7 +297,8 @@ firn_reason firni_plan_fit(firn_prefix *prefix, const firni_insertion *in, firni
         plan->checkpoint = NULL;
         reason = FIRN_REASON_NO_MEMORY;
     }
-    if (prefix->options.tier != NULL && !in->is_stored && !in->ram_only && firni_writer_is_ill(prefix, firni_now_ns(prefix->env))) {
+    if (prefix->options.tier != NULL && !in->is_stored && !in->ram_only &&
+        firni_writer_is_ill(prefix, firni_now_ns(prefix->env))) {
         const uint32_t n_max = steps_unsaved_max(prefix, plan);
         const bool refuses_all = n_max == 0 && plan->checkpoint != NULL;
         if (n_fit > n_max || refuses_all) {

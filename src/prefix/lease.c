@@ -374,7 +374,8 @@ static void stop_waiting(firn_lease *lease, firn_reason reason, uint64_t now_ns)
     firni_lease_finish(lease, reason, now_ns - lease->since_ns);
 }
 
-/* When it waits no longer, whatever happens. A lookup waits for those before it, so what holds them up is its end too. */
+/* When it waits no longer, whatever happens. A lookup waits for those before it, so what holds them up is its
+ * end too. */
 static uint64_t wait_end_ns(const firn_lease *lease)
 {
     const uint64_t stuck_ns = lease->find != NULL ? firni_finds_stuck_at_ns(lease->prefix) : UINT64_MAX;

@@ -3,9 +3,9 @@
  * its state is in the tree, and its first token is sampled from these numbers.
  *
  * A short list, the latest first, bounded by count and bytes. Tokens are compared, never only hashed. Entries are
- * immutable and counted, because a lease or a store may hold one that the list has let go of. Whether the state is still
- * there is the lookup's question: logits without state serve nobody, and leave the list in their turn. How they get to
- * the tier and back is logits_tier.c's.
+ * immutable and counted, because a lease or a store may hold one that the list has let go of. Whether the state is
+ * still there is the lookup's question: logits without state serve nobody, and leave the list in their turn. How they
+ * get to the tier and back is logits_tier.c's.
  */
 #include <assert.h>
 #include <string.h>

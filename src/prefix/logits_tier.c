@@ -8,9 +8,9 @@
  * tier takes only where it has all of their state. Then no turn of a conversation writes a vocabulary, and the prompts
  * that came last before a stop are answered without a forward after it.
  *
- * What they save is one token of computing, so nothing is given up for them: they are stored at the lowest priority, for
- * which a tier evicts nothing else and which goes first; only where they take no more than an eighth of the bytes of the
- * state that they belong to; and a refusal is counted and no illness of the tier.
+ * What they save is one token of computing, so nothing is given up for them: they are stored at the lowest priority,
+ * for which a tier evicts nothing else and which goes first; only where they take no more than an eighth of the bytes
+ * of the state that they belong to; and a refusal is counted and no illness of the tier.
  */
 #include <assert.h>
 #include <string.h>
@@ -29,7 +29,8 @@ static bool is_worth_storing(const firn_prefix *prefix, const firni_logits *logi
            firni_state_bytes(prefix, logits->n_tokens);
 }
 
-/* Whether their state is in the tree and not, or not yet, below. What has left the tree may be there: the tier knows. */
+/* Whether their state is in the tree and not, or not yet, below. What has left the tree may be there: the
+ * tier knows. */
 static bool has_unsaved_state(const firn_prefix *prefix, const firni_logits *logits)
 {
     const firni_match match =

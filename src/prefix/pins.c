@@ -1,9 +1,9 @@
 /*
  * Pins by name: paths that stay in the tree until their end date. Owns the list of them, and what they take.
  *
- * A pin holds what a lease would: the end of its path, whose ancestors stay because they have a child; the window blocks
- * before the end; and the checkpoint there, which the retention rule then leaves alone. Since nothing of it can be
- * evicted, pins together may take half of the tree's budget.
+ * A pin holds what a lease would: the end of its path, whose ancestors stay because they have a child; the window
+ * blocks before the end; and the checkpoint there, which the retention rule then leaves alone. Since nothing of it can
+ * be evicted, pins together may take half of the tree's budget.
  */
 #include <inttypes.h>
 #include <string.h>
@@ -76,8 +76,9 @@ firn_status firn_prefix_pin(firn_prefix *prefix, const char *name, const firn_to
 {
     firni_inbox_drain(prefix);
     if (n_tokens < prefix->options.min_tokens) {
-        return firni_fail(err, FIRN_ERR_INVALID, "pin \"%.60s\" has %u tokens; less than %u are sooner computed than kept",
-                          name, n_tokens, prefix->options.min_tokens);
+        return firni_fail(err, FIRN_ERR_INVALID,
+                          "pin \"%.60s\" has %u tokens; less than %u are sooner computed than kept", name, n_tokens,
+                          prefix->options.min_tokens);
     }
     const firni_match match = firni_match_tokens(firni_root_find(prefix, ns != NULL ? ns : ""), tokens, n_tokens);
     firni_node *end = NULL;

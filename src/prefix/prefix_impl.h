@@ -21,8 +21,8 @@
  *      engine --- finds --> finder               its mutex guards the queue of lookups, who is left, objects that come
  *      engine <-- inbox --- all of them, tier    inbox.mutex guards the list of messages and `n_posting`
  *
- * Lock order: all three mutexes are leaves. Neither is ever held while the other is taken, during a callback, or during any
- * call of the tier, the pool or a cache. A job or a read belongs to one side at a time; handing it over through a
+ * Lock order: all three mutexes are leaves. Neither is ever held while the other is taken, during a callback, or during
+ * any call of the tier, the pool or a cache. A job or a read belongs to one side at a time; handing it over through a
  * mailbox is what makes its contents visible to the other.
  */
 #ifndef FIRNI_PREFIX_IMPL_H
@@ -378,7 +378,8 @@ firn_status firni_finder_init(firn_prefix *prefix, firn_error *err);
 /* Waits for the lookup that runs, for as long as one may take; nobody else waits for one. Its answer is in the inbox
  * then, or it is left behind. */
 void firni_finder_deinit(firn_prefix *prefix);
-/* Makes `lease` wait for the tier's answer: joins the same lookup, or starts one. NONE when it waits now, else why not. */
+/* Makes `lease` wait for the tier's answer: joins the same lookup, or starts one. NONE when it waits now, else
+ * why not. */
 firn_reason firni_find_start(firn_prefix *prefix, firn_lease *lease);
 void firni_find_leave(firn_lease *lease); /* the lease waits no more; a lookup that has not begun does not begin */
 void firni_find_ended(firn_prefix *prefix, firni_find *find);
@@ -388,8 +389,8 @@ uint64_t firni_finds_stuck_at_ns(const firn_prefix *prefix); /* UINT64_MAX: ther
 
 /* ---- reader.c ---- */
 
-/* Makes `lease` wait for a read of what the tier matched: joins one in flight that covers it, or starts one, which takes
- * match->handle. NONE when it waits now, else why there is no read. */
+/* Makes `lease` wait for a read of what the tier matched: joins one in flight that covers it, or starts one, which
+ * takes match->handle. NONE when it waits now, else why there is no read. */
 firn_reason firni_read_start(firn_prefix *prefix, firn_lease *lease, firn_match *match);
 void firni_read_leave(firn_lease *lease); /* the lease waits no more; a read that nobody waits for ends early */
 void firni_read_ended(firn_prefix *prefix, firni_read *read);

@@ -168,7 +168,8 @@ static uint64_t take_head(firn_prefix *prefix, firni_read *read)
     const firni_match match =
         firni_match_tokens(firni_root_find(prefix, read->ns), read->tokens, read->n_tokens);
     const uint32_t n_blocks = match.n_matched / FIRN_BLOCK_TOKENS;
-    read->head = n_blocks > 0 ? firni_calloc(prefix->env, (size_t)n_blocks * prefix->n_layers, sizeof *read->head) : NULL;
+    read->head =
+        n_blocks > 0 ? firni_calloc(prefix->env, (size_t)n_blocks * prefix->n_layers, sizeof *read->head) : NULL;
     if (read->head == NULL) {
         return 0;
     }
@@ -378,8 +379,8 @@ static firn_reason keep_restored(firn_prefix *prefix, firni_read *read)
     return reason;
 }
 
-/* What the gate learns of it: from when the tier began, which may have had others to read for before. One that was given
- * up tells by how far it had come. */
+/* What the gate learns of it: from when the tier began, which may have had others to read for before. One that was
+ * given up tells by how far it had come. */
 static void learn(firn_prefix *prefix, const firni_read *read)
 {
     const bool whole = read->reason == FIRN_REASON_NONE;

@@ -6,8 +6,8 @@
  *      stored    XXH3-128 of the frame | frame
  *
  * Both ways are tried, and the smaller is kept: which one it is depends on what the numbers mean. The checksum in front
- * is compared before the decoder sees a byte, so the decoder is no way in for damage; a frame says how large its content
- * is, which must be what the section's shape says.
+ * is compared before the decoder sees a byte, so the decoder is no way in for damage; a frame says how large its
+ * content is, which must be what the section's shape says.
  *
  * Owns how the bytes of a section are coded, nothing of where they lie. A transform that has to come after (encryption)
  * takes what is stored as its input.
@@ -89,8 +89,8 @@ static void join(const uint8_t *planes, size_t n_elements, size_t width, uint8_t
 
 /* ---- sections ---------------------------------------------------------------------------------------------------- */
 
-/* One frame of n_parts equal parts into out[0..capacity); 0: it does not fit. Each part begins a block of the frame, which
- * has a table of symbols of its own: one table for high and low bytes together gains nothing. */
+/* One frame of n_parts equal parts into out[0..capacity); 0: it does not fit. Each part begins a block of the frame,
+ * which has a table of symbols of its own: one table for high and low bytes together gains nothing. */
 static size_t compress(firni_coder *coder, const uint8_t *bytes, size_t n_bytes, size_t n_parts, uint8_t *out,
                        size_t capacity)
 {

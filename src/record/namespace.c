@@ -1,7 +1,7 @@
 /*
  * Namespaces below namespaces: full names, and the list of those that one reads.
  *
- *      "house" U+001F "alice"      level 0: all of it, which alice writes      level 1: "house", which alice reads as well
+ *      "house" U+001F "alice"      level 0: all of it, which alice writes    level 1: "house", which alice reads too
  *
  * The full name is what roots are made of, so the same user below another house is another namespace, and a parent can
  * not be changed under state that is there. Owns the form of names; knows nothing of who stores what.

@@ -41,8 +41,8 @@
  *         192    256   tokens[64], unused ones zero
  *         448   64*n   section table
  *    448 + 64 n     64   annex: what an index says of the record, so that one can be made from records alone
- *         ...          names: of the records at token 0 the namespace's name and the identity's text, of those with links
- *                      the namespace's name; then the links; then zeros up to header_bytes
+ *         ...          names: of the records at token 0 the namespace's name and the identity's text, of those with
+ *                      links the namespace's name; then the links; then zeros up to header_bytes
  *
  * Annex:
  *
@@ -61,9 +61,9 @@
  * A *link* is a digest of the chain of a namespace above: `before` that of the record which this one continues, `under`
  * that of the parent of the record which this one lies on (docs/FORMAT.md, "Namespaces below namespaces").
  *
- * A *packed* record has the header of the plain one, and behind it its sections as codec.c stores them, one right behind
- * the other; record_bytes and the sections' offsets are those of the packed form, lengths and checksums those of the
- * plain one.
+ * A *packed* record has the header of the plain one, and behind it its sections as codec.c stores them, one right
+ * behind the other; record_bytes and the sections' offsets are those of the packed form, lengths and checksums those of
+ * the plain one.
  *
  * Section:
  *
@@ -162,7 +162,8 @@ typedef struct firni_record {
     uint64_t offset;
     uint32_t reusable_from;
     uint16_t n_full, n_window, n_fixed;
-    const char *ns_name, *text; /* without terminators; n_ns is 0 but at token 0 and with links, n_text but at token 0 */
+    const char *ns_name, *text; /* without terminators; n_ns is 0 but at token 0 and with links, n_text but at token
+                                 * 0 */
     uint32_t n_ns, n_text;
     firni_record_links links;
     int8_t priority;
@@ -186,8 +187,8 @@ firn_status firni_record_decode(const uint8_t *bytes, size_t n_bytes, uint64_t r
  * plausible (aligned, within the limits) but only the checksum in firni_record_decode makes them true. */
 firn_status firni_record_peek(const uint8_t fixed[FIRNI_RECORD_FIXED_BYTES], uint32_t *header_bytes,
                               uint32_t *n_sections, firn_error *err);
-/* The record's bytes from offset 0 are at `record_start`, all of record_bytes: compares each section's checksum. Not for
- * packed records. Returns the index of the first that fails, or n_sections. */
+/* The record's bytes from offset 0 are at `record_start`, all of record_bytes: compares each section's checksum. Not
+ * for packed records. Returns the index of the first that fails, or n_sections. */
 uint32_t firni_record_verify_sections(const firni_record *record, const uint8_t *record_start);
 
 /* What a section takes in the record. */
@@ -232,13 +233,13 @@ void firni_coder_destroy(firni_coder *coder);         /* accepts NULL */
 /* Packs the section's plain bytes into out[0..n_bytes), in whichever way is smallest, and sets its codec and
  * stored_bytes; what does not shrink is copied. Errors: NO_MEMORY. */
 firn_status firni_section_pack(firni_coder *coder, firni_section *section, const uint8_t *bytes, uint8_t *out);
-/* Unpacks what the section stored, all of it at `stored`, into out[0..n_bytes). The stored bytes are verified before they
- * are decoded, their size and that of what is in them before anything is allocated; the section's own checksum is the
- * caller's to compare. Errors: CORRUPT, NO_MEMORY. */
+/* Unpacks what the section stored, all of it at `stored`, into out[0..n_bytes). The stored bytes are verified before
+ * they are decoded, their size and that of what is in them before anything is allocated; the section's own checksum is
+ * the caller's to compare. Errors: CORRUPT, NO_MEMORY. */
 firn_status firni_section_unpack(firni_coder *coder, const firni_section *section, const uint8_t *stored, uint8_t *out);
-/* Packs a decoded plain record whose bytes from offset 0 are at `bytes` and have been verified. `sections`, n_sections of
- * them, become those of *out, which is complete but for its place; out_bytes has room for the plain record, and gets the
- * sections but no header. The bytes behind them, up to a multiple of 4 KiB, are zeroed. Errors: NO_MEMORY. */
+/* Packs a decoded plain record whose bytes from offset 0 are at `bytes` and have been verified. `sections`, n_sections
+ * of them, become those of *out, which is complete but for its place; out_bytes has room for the plain record, and gets
+ * the sections but no header. The bytes behind them, up to a multiple of 4 KiB, are zeroed. Errors: NO_MEMORY. */
 firn_status firni_record_pack(firni_coder *coder, const firni_record *record, const uint8_t *bytes,
                               firni_section *sections, uint8_t *out_bytes, firni_record *out);
 /* Whether every section of a record, packed or not, is what its checksums say. Errors: CORRUPT, NO_MEMORY. */

@@ -8,9 +8,9 @@
  *         144     16   parent, second half             which key: its id                             / the rest
  *         160          own digest (32), tokens, ...    parent (32), tokens, ...: encrypted up to header_bytes
  *
- * The own digest is made again from parent and tokens. Each section is sealed as it is stored, packed or not, with a nonce
- * of its number; its tag stands where its checksum would, inside the sealed header. The record's key comes from its
- * salt, so no nonce is used twice, and a section verifies in its own record and place alone.
+ * The own digest is made again from parent and tokens. Each section is sealed as it is stored, packed or not, with a
+ * nonce of its number; its tag stands where its checksum would, inside the sealed header. The record's key comes from
+ * its salt, so no nonce is used twice, and a section verifies in its own record and place alone.
  *
  * Owns that form. A header that was opened is a plain one, and goes on to record_decode.c.
  */

@@ -130,7 +130,8 @@ bool firni_auth_namespace(const firni_exchange *exchange, const char *asked, cha
 bool firni_auth_check(const firni_exchange *exchange, bool is_open, firni_problem *problem)
 {
     const firni_server *server = exchange->server;
-    if (server->options.api_key != NULL || server->options.keys != NULL) { /* a page that a browser was led to does not have it: Host is not needed */
+    if (server->options.api_key != NULL || server->options.keys != NULL) { /* a page that a browser was led to does not
+                                                                            * have it: Host is not needed */
         return is_open || check_key(exchange, problem);
     }
     const char *host = firni_request_header(exchange, "Host");

@@ -71,12 +71,12 @@ enum MHD_Result firni_handle_warm(firni_exchange *exchange)
     if (problem.http_status != 0) {
         return firni_reply_problem(exchange, &problem);
     }
-    return firni_reply_json_new(
-        exchange, 200,
-        json_pack("{s:o, s:I, s:I, s:b, s:b, s:I}", "name", firni_valid_text(report.name, strlen(report.name)), "tokens",
-                  (json_int_t)report.n_tokens, "computed", (json_int_t)report.n_computed, "was_there",
-                  (int)report.was_there, "durable", (int)report.is_durable, "until",
-                  (json_int_t)(report.until_wall_ns / SECOND_NS)));
+    return firni_reply_json_new(exchange, 200,
+                                json_pack("{s:o, s:I, s:I, s:b, s:b, s:I}", "name",
+                                          firni_valid_text(report.name, strlen(report.name)), "tokens",
+                                          (json_int_t)report.n_tokens, "computed", (json_int_t)report.n_computed,
+                                          "was_there", (int)report.was_there, "durable", (int)report.is_durable,
+                                          "until", (json_int_t)(report.until_wall_ns / SECOND_NS)));
 }
 
 enum MHD_Result firni_handle_pins(firni_exchange *exchange)

@@ -340,7 +340,8 @@ void firni_metrics_render(const firni_metrics *metrics, const firn_engine_stats 
     }
     render_histogram(out, "firn_time_to_first_token_seconds", "From the submission of a request to its first token.",
                      &metrics->first_token);
-    render_latency(out, "firn_restore_seconds", "From the start of a read from disk to its end, of those that ended well.",
+    render_latency(out, "firn_restore_seconds",
+                   "From the start of a read from disk to its end, of those that ended well.",
                    &stats->prefix.restore_latency);
     render_latency(out, "firn_store_seconds", "Time of a store to disk, of those that ended well.",
                    &stats->prefix.store_latency);

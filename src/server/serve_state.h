@@ -79,8 +79,8 @@ bool firni_client_gone(struct MHD_Connection *connection);
 bool firni_auth_check(const firni_exchange *exchange, bool is_open, firni_problem *problem);
 /* Whether it carries the operator's key, or none is asked for. */
 bool firni_auth_is_operator(const firni_exchange *exchange);
-/* The namespace of a request that asks for this one ("": for none): the one that its key is bound to, else the asked one,
- * below the operator's parent when there is one. False: it may not have it. */
+/* The namespace of a request that asks for this one ("": for none): the one that its key is bound to, else the asked
+ * one, below the operator's parent when there is one. False: it may not have it. */
 bool firni_auth_namespace(const firni_exchange *exchange, const char *asked, char out[FIRN_NAMESPACE_BYTES_MAX + 1],
                           firni_problem *problem);
 /* Compares in a time that depends on the lengths alone. */

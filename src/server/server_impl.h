@@ -5,7 +5,7 @@
  *      auth.c     API key, Host header                        http.c      replies and their headers
  *      request_json.c, completion.c, chat_completion.c        transcript.h: what is asked and answered
  *      generate.c one generation: tokens, engine, waiting     feed.c      engine thread -> connection thread
- *      warm.c     prompts read ahead, and their pins          keep_routes.c, session_routes.c   what operators and users keep
+ *      warm.c     prompts read ahead, and their pins          keep_routes.c, session_routes.c   what is kept
  *      stream.c   server-sent events                          models.c, health.c, metrics.c
  *
  * Threads: libmicrohttpd gives each connection a thread, and the number of connections has a limit. A connection's

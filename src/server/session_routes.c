@@ -101,7 +101,8 @@ static bool fail_export(const firni_exchange *exchange, firni_problem *problem, 
 {
     switch (status) {
     case FIRN_ERR_IO: /* the buffer refused */
-        return firni_problem_set(problem, 413, "too_large", NULL, "the session is larger than --max-import (%llu bytes)",
+        return firni_problem_set(problem, 413, "too_large", NULL,
+                                 "the session is larger than --max-import (%llu bytes)",
                                  (unsigned long long)exchange->server->options.import_bytes_max);
     case FIRN_ERR_STATE: return firni_problem_set(problem, 410, "gone", NULL, "%s", err->message);
     case FIRN_ERR_CORRUPT: return firni_problem_set(problem, 503, firn_status_name(status), NULL, "%s", err->message);

@@ -1,6 +1,6 @@
 /*
- * Warm-ups: from a prompt to pins in RAM and on disk. Owns the order of steps and the list of what is pinned in RAM alone;
- * the pins themselves are the tree's and the tier's.
+ * Warm-ups: from a prompt to pins in RAM and on disk. Owns the order of steps and the list of what is pinned in RAM
+ * alone; the pins themselves are the tree's and the tier's.
  */
 #include <stdlib.h>
 #include <string.h>

@@ -39,8 +39,9 @@ typedef struct firni_warm_report {
     uint64_t until_wall_ns;
 } firni_warm_report;
 
-/* {"name": ..., "prompt": ... | "messages": [...], "namespace": ..., "ttl": seconds}. `name`: used when there is none in
- * the body, NULL: then it is required. Waits until all is done. False: *problem says why; what was pinned before is. */
+/* {"name": ..., "prompt": ... | "messages": [...], "namespace": ..., "ttl": seconds}. `name`: used when there is none
+ * in the body, NULL: then it is required. Waits until all is done. False: *problem says why; what was pinned
+ * before is. */
 bool firni_warm_body(firni_warmer *warmer, const json_t *body, const char *name, firni_warm_report *report,
                      firni_problem *problem);
 /* Raw text. */

@@ -80,8 +80,8 @@ firn_status firn_session_export_prompt(firn_tier *tier, const firn_schema *schem
     const firn_match match = firn_tier_find(tier, prompt, n_tokens, ns);
     if (match.handle == NULL) {
         return firni_fail(err, FIRN_ERR_STATE,
-                          "of %" PRIu32 " tokens %" PRIu32 " are stored, and they cannot be resumed there (%s)", n_tokens,
-                          match.matched_len, firn_reason_name(match.reason));
+                          "of %" PRIu32 " tokens %" PRIu32 " are stored, and they cannot be resumed there (%s)",
+                          n_tokens, match.matched_len, firn_reason_name(match.reason));
     }
     return write_match(tier, schema, match.handle, NULL, sink, ctx, env, n_written, err);
 }

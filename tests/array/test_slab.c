@@ -69,7 +69,8 @@ static void sizes_of_slabs_follow_the_budget(void **state)
     assert_int_equal(firni_slab_bytes(128 * KIB, (uint64_t)64 << 30, UINT64_MAX), 64 * MIB);
     assert_int_equal(firni_slab_bytes(128 * KIB, (uint64_t)1 << 40, UINT64_MAX), 256 * MIB);
     assert_int_equal(firni_slab_bytes(128 * KIB, UINT64_MAX, UINT64_MAX), 256 * MIB);
-    assert_int_equal(firni_slab_bytes(4 * KIB, UINT64_MAX, UINT64_MAX), 8 * MIB); /* few blocks, rather than few slabs */
+    assert_int_equal(firni_slab_bytes(4 * KIB, UINT64_MAX, UINT64_MAX), 8 * MIB); /* few blocks, rather than few
+                                                                                   * slabs */
     assert_int_equal(firni_slab_bytes(4 * MIB, (uint64_t)1 << 40, UINT64_MAX), 256 * MIB);
     assert_int_equal(firni_slab_bytes(4 * KIB, UINT64_MAX, 2 * SLAB - 1), 0);
     assert_int_equal(firni_slab_bytes(4 * KIB, UINT64_MAX, 2 * SLAB), SLAB);

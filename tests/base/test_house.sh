@@ -37,6 +37,9 @@ for function in $(sed -n 's/^.*[ *]\(firn_[a-z0-9_]*\)(.*$/\1/p' include/firn/*.
 done
 report $bad "every public function is defined"
 
+if grep -rnE '^.{121,}$' src include tests bench fuzz --include='*.[ch]'; then bad=1; else bad=0; fi
+report $bad "no line has more than 120 columns"
+
 if grep -rnE '\b(TODO|FIXME|XXX|HACK)\b' src include tests/*/*.c bench/*.c examples 2>/dev/null; then bad=1; else bad=0; fi
 report $bad "nothing is left for later in the code"
 

@@ -69,7 +69,9 @@ static void lists_are_read_or_refused(void **state)
         assert_true(firni_processor_set_has(&set, i) == (i <= 2 || i == 5 || i >= 1022));
     }
     assert_false(firni_processor_set_has(&set, FIRNI_PROCESSORS_MAX));
-    static const char *const bad[] = { "", "\n", "a", "1-", "-1", "3-1", "1,,2", "1024", "0-4096", "1 2", "99999999999999999999" };
+    static const char *const bad[] = {
+        "", "\n", "a", "1-", "-1", "3-1", "1,,2", "1024", "0-4096", "1 2", "99999999999999999999"
+    };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         assert_false(firni_processor_set_parse(bad[i], &set));
     }

@@ -41,9 +41,10 @@ static void every_choice_becomes_options(void **state)
 static void anything_else_is_refused(void **state)
 {
     (void)state;
-    static const char *const bad[] = { "",           "q",          "q5",         "Q8",          "f8",          "turbo:",
-                                       "turbo:k8",   "turbo:k8v",  "turbo:k8v6", "turbo:k3v3",  "turbo:k8v33", "turbok8v3",
-                                       "turbo:v3k8", "turbo:k8v3 ", "i8",        "f16|bf16|f32" };
+    static const char *const bad[] = { "",           "q",           "q5",          "Q8",
+                                       "f8",         "turbo:",      "turbo:k8",    "turbo:k8v",
+                                       "turbo:k8v6", "turbo:k3v3",  "turbo:k8v33", "turbok8v3",
+                                       "turbo:v3k8", "turbo:k8v3 ", "i8",          "f16|bf16|f32" };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         firn_model_options options = { .path = NULL };
         firn_error err;

@@ -1,6 +1,6 @@
 /*
- * Guesses from the row's own text never change an answer: tokens, log-probabilities and text are those of plain decoding,
- * in any company; memory stays within its budget.
+ * Guesses from the row's own text never change an answer: tokens, log-probabilities and text are those of plain
+ * decoding, in any company; memory stays within its budget.
  */
 #include "engine/draft_rig.h"
 

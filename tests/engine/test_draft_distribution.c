@@ -46,7 +46,9 @@ static void next_probabilities(firn_model *model, const firn_token *tokens, uint
         assert_ok(firn_cache_add_row(caches[layer], &err));
     }
     float *logits = calloc(firn_model_get_info(model)->n_vocab, sizeof *logits);
-    const firn_forward_input input = { .tokens = tokens, .counts = &n, .n_rows = 1, .caches = caches, .logits = logits };
+    const firn_forward_input input = {
+        .tokens = tokens, .counts = &n, .n_rows = 1, .caches = caches, .logits = logits
+    };
     assert_ok(firn_model_forward(model, &input, &err));
     double sum = 0.0;
     for (uint32_t i = 0; i < LETTERS; i++) {

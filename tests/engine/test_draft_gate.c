@@ -1,6 +1,6 @@
 /*
- * The gate before guessing: measured, never by default; it opens where guessing pays, and rests longer each time that it
- * does not. Times are made up, so that the decision alone is tested.
+ * The gate before guessing: measured, never by default; it opens where guessing pays, and rests longer each time that
+ * it does not. Times are made up, so that the decision alone is tested.
  */
 #include "engine/draft_rig.h"
 

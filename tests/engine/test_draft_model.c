@@ -27,7 +27,8 @@ static const char *const texts[] = {
     "It is a truth universally acknowledged, that a single man in possession of a good fortune must be in want of",
     "The condition of the country is on the whole satisfactory, and the report of the Secretary of the Treasury shows",
     "My dear sister,",
-    "Call me Ishmael. Some years ago, never mind how long precisely, having little or no money in my purse, and nothing "
+    "Call me Ishmael. Some years ago, never mind how long precisely, having little or no money in my purse, and "
+    "nothing "
     "particular to interest me on shore, I thought I would sail about a little and see the watery part of the world.",
 };
 enum { N_TEXTS = sizeof texts / sizeof texts[0] };
@@ -344,8 +345,8 @@ static size_t find(const uint8_t *bytes, const char *text)
     return at;
 }
 
-/* A copy of a q8_0 file whose embedding has rows that no token uses, as published files of one family have, each its own
- * number. The longer matrix is written at the end of the file and its entry, the first one, changed. */
+/* A copy of a q8_0 file whose embedding has rows that no token uses, as published files of one family have, each its
+ * own number. The longer matrix is written at the end of the file and its entry, the first one, changed. */
 static char *pad_vocabulary(const char *dir, const char *path, uint32_t n_rows)
 {
     static const char name[] = "token_embd.weight";

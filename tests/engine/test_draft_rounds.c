@@ -8,7 +8,9 @@
 const firni_draft_ops firni_draft_ngram = { .name = "scripted", .propose = propose_by_script };
 
 static const firn_engine_options plain_options = { .chunk_tokens_max = 64 };
-static const firn_engine_options drafting_options = { .chunk_tokens_max = 64, .draft_ngram = true, .draft_always = true };
+static const firn_engine_options drafting_options = { .chunk_tokens_max = 64,
+                                                      .draft_ngram = true,
+                                                      .draft_always = true };
 
 static void any_number_of_guesses_may_hold(void **state)
 {

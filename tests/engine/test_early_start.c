@@ -1,7 +1,7 @@
 /*
- * Rows that go on before their restore has ended: sooner, with the same bits, in every family; whatever layer fails, the
- * prompt is computed, and nothing stays behind. Other rows see nothing of it. And a request that waits for a row has its
- * read running.
+ * Rows that go on before their restore has ended: sooner, with the same bits, in every family; whatever layer fails,
+ * the prompt is computed, and nothing stays behind. Other rows see nothing of it. And a request that waits for a row
+ * has its read running.
  */
 #include <stdio.h>
 #include <string.h>

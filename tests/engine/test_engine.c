@@ -27,7 +27,8 @@ static firn_request make_request(const firn_token *prompt, uint32_t n_prompt, ui
 }
 
 /* Rows choose in different ways, and at the same time. */
-static firn_request make_sampling_request(const firn_token *prompt, uint32_t n_prompt, uint32_t max_tokens, uint32_t way)
+static firn_request make_sampling_request(const firn_token *prompt, uint32_t n_prompt, uint32_t max_tokens,
+                                          uint32_t way)
 {
     static const firn_sampling ways[] = {
         { .temperature = 0.0f },
@@ -86,7 +87,8 @@ static void answers_do_not_depend_on_company(void **state)
     (void)test_stack_close(&stack, 1000000000);
 
     /* Other chunk, threads and batch; joins and leaves at irregular moments. */
-    test_stack_open(&stack, &(test_stack_options){ .n_threads = 2, .engine = { .batch_rows_max = 5, .chunk_tokens_max = 37 } });
+    test_stack_open(&stack,
+                    &(test_stack_options){ .n_threads = 2, .engine = { .batch_rows_max = 5, .chunk_tokens_max = 37 } });
     for (uint32_t i = 0; i < N; i++) {
         firn_error err;
         const firn_request request = make_sampling_request(prompts[i], lengths[i], 20 + i, i);

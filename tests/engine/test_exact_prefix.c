@@ -20,7 +20,8 @@ static void check(firn_status status, const firn_error *err)
 }
 
 /* Forwards tokens into the caches in chunks; logits of all positions into out. */
-static void feed(firn_model *model, firn_cache **caches, const firn_token *tokens, uint32_t n, uint32_t chunk, float *out)
+static void feed(firn_model *model, firn_cache **caches, const firn_token *tokens, uint32_t n, uint32_t chunk,
+                 float *out)
 {
     const uint32_t n_vocab = firn_model_get_info(model)->n_vocab;
     uint8_t want[N_TOKENS];
@@ -69,8 +70,10 @@ static world open_world(const firn_schema *schema, const char *dir)
     world w = { 0 };
     firn_error err;
     check(firn_pool_create(&(firn_pool_options){ .budget_bytes = 64u << 20 }, NULL, &w.pool, &err), &err);
-    check(firn_disk_open(&(firn_disk_options){ .dir = dir, .schema = schema, .pool = w.pool }, NULL, &w.tier, &err), &err);
-    check(firn_prefix_create(&(firn_prefix_options){ .pool = w.pool, .schema = schema, .tier = w.tier }, NULL, &w.prefix, &err),
+    check(firn_disk_open(&(firn_disk_options){ .dir = dir, .schema = schema, .pool = w.pool }, NULL, &w.tier, &err),
+          &err);
+    check(firn_prefix_create(&(firn_prefix_options){ .pool = w.pool, .schema = schema, .tier = w.tier }, NULL,
+                             &w.prefix, &err),
           &err);
     return w;
 }
@@ -86,7 +89,9 @@ static void close_world(world *w)
 
 static void continues_exactly(const char *model_path, firn_dtype dtype)
 {
-    static const uint32_t lengths[] = { 16, 17, 31, 62, 63, 64, 65, 66, 100, 126, 127, 128, 129, 130, 191, 192, 193, 198 };
+    static const uint32_t lengths[] = {
+        16, 17, 31, 62, 63, 64, 65, 66, 100, 126, 127, 128, 129, 130, 191, 192, 193, 198
+    };
     firn_error err;
     firn_model *model;
     check(firn_model_open(&(firn_model_options){ .path = model_path, .kv_dtype = dtype }, NULL, &model, &err), &err);

@@ -80,7 +80,8 @@ static void restart_in_every_family(bool in_layer_order)
         talk(&stack, &again);
         print_message("%s: %u of %u tokens from disk\n", models[m], (unsigned)again.first.usage.cache.disk_tokens,
                       (unsigned)PROMPT);
-        /* The second turn has taken the place of the first prompt's last state; that of its last whole block is there. */
+        /* The second turn has taken the place of the first prompt's last state; that of its last whole block
+         * is there. */
         assert_true(again.first.usage.cache.disk_tokens >= PROMPT / FIRN_BLOCK_TOKENS * FIRN_BLOCK_TOKENS);
         assert_int_equal(again.first.usage.cache.ram_tokens, 0);
         assert_true(again.second.usage.cache.n_tokens > PROMPT);
@@ -258,7 +259,8 @@ static void logits_of_a_request_that_stores_in_ram_alone_stay_there(void **state
     static test_answer answer;
     repeat r = repeat_begin(&rng, "llama", PROMPT);
     const firn_request in_ram = { .n_prompt = PROMPT - 100, .cache = { .store = FIRN_STORE_RAM } };
-    (void)ask_after_restart(&r, (firn_request){ 0 }, &answer); /* the state of its prompt is stored with a longer one's */
+    (void)ask_after_restart(&r, (firn_request){ 0 }, &answer); /* the state of its prompt is stored with a longer
+                                                                * one's */
     (void)ask_after_restart(&r, in_ram, &answer);
     assert_int_equal(answer.usage.cache.disk_tokens, PROMPT - 101);
     (void)ask_after_restart(&r, in_ram, &answer);

@@ -1,6 +1,6 @@
 /*
- * The Lloyd-Max tables have the two properties of a quantiser of least mean squared error, as closely as integers allow,
- * and its error; and rotation is what it says.
+ * The Lloyd-Max tables have the two properties of a quantiser of least mean squared error, as closely as integers
+ * allow, and its error; and rotation is what it says.
  */
 #include <math.h>
 #include <string.h>
@@ -55,8 +55,8 @@ static void thresholds_are_halfway_between_levels(void **state)
     }
 }
 
-/* Mean squared errors of the best quantisers (Max 1960, table I; 8 bits: the limit of Panter and Dite, from above), which
- * the rounding of levels to integers must not spoil by more than 2 %. */
+/* Mean squared errors of the best quantisers (Max 1960, table I; 8 bits: the limit of Panter and Dite, from above),
+ * which the rounding of levels to integers must not spoil by more than 2 %. */
 static void the_error_is_that_of_the_best_quantiser(void **state)
 {
     (void)state;

@@ -264,8 +264,8 @@ static inline uint32_t checks_dim(variant_checks *checks)
 
 enum { CHECKS_QUERIES_MAX = 40, CHECKS_ROW_BLOCKS_MAX = 6 };
 
-/* Rows that began alike: row i has the blocks of `a` up to some tile and from there on those of `b`, which hold the same.
- * Fills task->rows for the task's queries, at positions of their own. */
+/* Rows that began alike: row i has the blocks of `a` up to some tile and from there on those of `b`, which hold the
+ * same. Fills task->rows for the task's queries, at positions of their own. */
 typedef struct checks_rows {
     firni_attend_row rows[CHECKS_QUERIES_MAX];
     firn_block *lists[CHECKS_QUERIES_MAX][CHECKS_ROW_BLOCKS_MAX];

@@ -1,6 +1,6 @@
 /*
- * Layers of attention and a recurrent state side by side: each part is, to the bit, what a cache of its own would be, and
- * both advance, roll back and leave together. What all layouts have in common is tested where all are.
+ * Layers of attention and a recurrent state side by side: each part is, to the bit, what a cache of its own would be,
+ * and both advance, roll back and leave together. What all layouts have in common is tested where all are.
  */
 #include "layout/rig.h"
 

@@ -68,7 +68,8 @@ static void what_does_not_fit_is_refused(void **state)
         { { .n_kv_heads = 0, .head_dim = 64 }, "1 to 1024 key/value heads, not 0" },
         { { .n_kv_heads = 1, .head_dim = 2048 }, "heads of up to 1024 elements, not 2048" },
         { { .n_kv_heads = 1, .head_dim = 64, .window = 9 }, "a window of 9 does not fit" },
-        { { .layout = "kv:window-quant", .n_kv_heads = 1, .head_dim = 64 }, "a window of 1 to 2147483647 tokens, not 0" },
+        { { .layout = "kv:window-quant", .n_kv_heads = 1, .head_dim = 64 },
+          "a window of 1 to 2147483647 tokens, not 0" },
         { { .layout = "kv:plain", .n_kv_heads = 1, .head_dim = 64, .key_bits = 8 }, "kv:plain does not quantise" },
     };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {

@@ -1,12 +1,13 @@
 /*
- * Recurrent layouts, tokens and rows: what a step computes, and that neither chunks, batches, threads, merges, extracts,
- * filters nor adoptions show in it.
+ * Recurrent layouts, tokens and rows: what a step computes, and that neither chunks, batches, threads, merges,
+ * extracts, filters nor adoptions show in it.
  */
 #include <math.h>
 
 #include "layout/recurrent_rig.h"
 
-/* ---- the rule, in double precision and one row-major matrix a head ------------------------------------------------ */
+/* ---- the rule, in double precision and one row-major matrix a
+ * head ------------------------------------------------ */
 
 typedef struct naive {
     const firn_cache_options *options;
@@ -132,7 +133,8 @@ static void outputs_and_state_are_those_of_the_rule(void **state)
     recurrent_for_each_case(check_rule);
 }
 
-/* ---- chunks and threads -------------------------------------------------------------------------------------------- */
+/* ---- chunks and
+ * threads -------------------------------------------------------------------------------------------- */
 
 static void check_chunks(const firn_cache_options *options)
 {
@@ -221,7 +223,8 @@ static void outputs_may_take_the_place_of_values(void **state)
     recurrent_for_each_case(check_strides);
 }
 
-/* ---- rows ---------------------------------------------------------------------------------------------------------- */
+/* ----
+ * rows ---------------------------------------------------------------------------------------------------------- */
 
 /* Rows of every length beside each other; merging copies nothing, and every row goes on as if alone. */
 static void check_merge(const firn_cache_options *options)

@@ -153,7 +153,8 @@ static void steps_and_rollback_of_a_reserved_round_allocate_nothing(void **state
     recurrent_for_each_case(check_cost);
 }
 
-/* ---- random operations --------------------------------------------------------------------------------------------- */
+/* ---- random
+ * operations --------------------------------------------------------------------------------------------- */
 
 #define N_CACHES 3u
 #define ROWS_MAX 5u

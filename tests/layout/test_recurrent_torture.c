@@ -61,7 +61,8 @@ static void assert_bench(const bench *b)
     recurrent_assert_rows(b->sharer, (const rig_tokens *[]){ &first, &second }, 2);
 }
 
-/* ---- operations; each also tells the bench what is expected after success ------------------------------------------ */
+/* ---- operations; each also tells the bench what is expected after
+ * success ------------------------------------------ */
 
 static firn_status feed(bench *b, const uint32_t counts[N_ROWS + 2])
 {

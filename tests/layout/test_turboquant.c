@@ -1,6 +1,6 @@
 /*
- * kv:turboquant: options, sizes, the error of what is stored at each width, and attention against double precision. Rows
- * and rounds are the conformance suite's; tables and rotation tests/kernel/test_lloyd.c.
+ * kv:turboquant: options, sizes, the error of what is stored at each width, and attention against double precision.
+ * Rows and rounds are the conformance suite's; tables and rotation tests/kernel/test_lloyd.c.
  */
 #include "layout/quant_rig.h"
 

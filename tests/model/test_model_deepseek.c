@@ -120,7 +120,8 @@ static void contradictory_files_are_named(void **state)
         { "deepseek32.attention.kv_lora_rank", 1020, "'deepseek32.rope.dimension_count' 16", "kv_lora_rank 1020" },
         { "deepseek32.attention.kv_lora_rank", 64, "'blk.0.attn_kv_a_mqa.weight' has the shape [64, 144", "[64, 80" },
         { "deepseek32.attention.key_length_mla", 16, "'deepseek32.rope.dimension_count' 16", "key_length_mla 16" },
-        { "deepseek32.attention.value_length_mla", 64, "'blk.0.attn_v_b.weight' has the shape [128, 32, 4", "[128, 64, 4" },
+        { "deepseek32.attention.value_length_mla", 64, "'blk.0.attn_v_b.weight' has the shape [128, 32, 4",
+          "[128, 64, 4" },
         { "deepseek32.attention.q_lora_rank", 0, "'deepseek32.attention.q_lora_rank'", "index queries" },
         { "deepseek32.attention.indexer.head_count", 8, "'blk.0.indexer.proj.weight' has the shape [64, 4", "[64, 8" },
         { "deepseek32.attention.indexer.key_length", 8, "'deepseek32.attention.indexer.key_length' is 8", "16 to" },
@@ -175,7 +176,8 @@ static void older_files_are_refused_with_what_to_do(void **state)
     for (size_t i = 0; i < 2; i++) {
         rename_item(&im, names[i][0], names[i][1]);
     }
-    expect(dir, &im, FIRN_ERR_UNSUPPORTED, "'deepseek2.attention.key_length_mla' is missing", "convert the model again");
+    expect(dir, &im, FIRN_ERR_UNSUPPORTED, "'deepseek2.attention.key_length_mla' is missing",
+           "convert the model again");
 }
 
 static void memory_that_runs_out_while_opening_leaks_nothing(void **state)

@@ -23,11 +23,18 @@ static const struct {
     { "q8", { .kind = FIRN_KV_AFFINE, .group = 32 }, "layer.2: kv:quant:8:32 heads=2", 0.02 },
     { "q4", { .kind = FIRN_KV_AFFINE, .key_bits = 4 }, "layer.1: kv:quant:4:64 heads=2", 0.4 },
     { "turbo:k8v3", { .kind = FIRN_KV_TURBO }, "layer.0: kv:turboquant:8:3 heads=2", 0.5 },
-    { "turbo:k4v5", { .kind = FIRN_KV_TURBO, .key_bits = 4, .value_bits = 5 }, "layer.0: kv:turboquant:4:5 heads=2",
+    { "turbo:k4v5",
+      { .kind = FIRN_KV_TURBO, .key_bits = 4, .value_bits = 5 },
+      "layer.0: kv:turboquant:4:5 heads=2",
       0.4 },
-    { "q8", { .kind = FIRN_KV_AFFINE, .delay_tokens = 40 },
-      "layer.0: kv:delayed-quant:8:64:40 f16 heads=2 dim=64/64 block=64", 0.02 },
-    { "q4", { .kind = FIRN_KV_AFFINE, .key_bits = 4, .delay_tokens = 64 }, "layer.1: kv:delayed-quant:4:64:64 f16", 0.4 },
+    { "q8",
+      { .kind = FIRN_KV_AFFINE, .delay_tokens = 40 },
+      "layer.0: kv:delayed-quant:8:64:40 f16 heads=2 dim=64/64 block=64",
+      0.02 },
+    { "q4",
+      { .kind = FIRN_KV_AFFINE, .key_bits = 4, .delay_tokens = 64 },
+      "layer.1: kv:delayed-quant:4:64:64 f16",
+      0.4 },
     { "turbo:k8v3", { .kind = FIRN_KV_TURBO, .delay_tokens = 130 }, "layer.2: kv:delayed-turboquant:8:3:130 f16", 0.5 },
 };
 enum { N_SCHEMES = sizeof schemes / sizeof schemes[0], N_TOKENS = 150 };
@@ -170,8 +177,9 @@ static void compressed_and_recurrent_models_say_what_they_hold(void **state)
 {
     (void)state;
     const firn_kv_scheme q8 = { .kind = FIRN_KV_AFFINE };
-    assert_refused(&(firn_model_options){ .path = "tests/oracle/deepseek2.gguf", .kv_scheme = q8 },
-                   "state of q8 does not fit layers 0-2: it has no form for kv:mla, which holds compressed state already");
+    assert_refused(
+        &(firn_model_options){ .path = "tests/oracle/deepseek2.gguf", .kv_scheme = q8 },
+        "state of q8 does not fit layers 0-2: it has no form for kv:mla, which holds compressed state already");
     assert_refused(&(firn_model_options){ .path = "tests/oracle/mamba2.gguf", .kv_scheme = q8 },
                    "state of q8: no layer of this model has keys and values");
     /* Of a hybrid model the attention layers take it, and the others have nothing to round. */

@@ -51,7 +51,8 @@ static void tensors_that_do_not_fit_the_architecture_are_named(void **state)
     expect(dir, &im, FIRN_ERR_FORMAT, "'blk.1.ffn_down.weight' [96, 64] is missing", "");
     im = load_tiny();
     set_u32_key(&im, "llama.feed_forward_length", 128);
-    expect(dir, &im, FIRN_ERR_FORMAT, "'blk.0.ffn_gate.weight' has the shape [64, 96, 1, 1]", "expected [64, 128, 1, 1]");
+    expect(dir, &im, FIRN_ERR_FORMAT, "'blk.0.ffn_gate.weight' has the shape [64, 96, 1, 1]",
+           "expected [64, 128, 1, 1]");
     im = load_tiny();
     set_u32_key(&im, "llama.block_count", 1);
     expect(dir, &im, FIRN_ERR_UNSUPPORTED, "'blk.1.", "is not part of the architecture 'llama'");

@@ -1,6 +1,6 @@
 /*
- * Models with recurrent layers: qwen35, qwen3next, mamba2. What their files must hold, what their rows cost, and the facts
- * of their arithmetic that the oracle files do not single out.
+ * Models with recurrent layers: qwen35, qwen3next, mamba2. What their files must hold, what their rows cost, and the
+ * facts of their arithmetic that the oracle files do not single out.
  */
 #include "model_image.h"
 
@@ -148,7 +148,8 @@ static void a_mamba2_row_does_not_grow(void **state)
     free(path);
 }
 
-/* ---- facts of the arithmetic -------------------------------------------------------------------------------------- */
+/* ---- facts of the
+ * arithmetic -------------------------------------------------------------------------------------- */
 
 static float *logits_of(const char *path, const firn_token *tokens, uint32_t n)
 {

@@ -556,7 +556,8 @@ static void a_stack_of_the_wrong_shape_is_refused_by_name(void **state)
     assert_ok(firni_loader_init(&b.loader, b.gguf, &b.weights, NULL, NULL, &err));
     b.hp->moe.n_ff = 32;
     assert_status(firni_moe_load(&b.loader, b.hp, 0, &(firni_moe_traits){ .norm = NULL }, &moe, &err), FIRN_ERR_FORMAT);
-    assert_non_null(strstr(err.message, "'blk.0.ffn_gate_exps.weight' has the shape [32, 16, 8, 1], expected [32, 32, 8, 1]"));
+    assert_non_null(
+        strstr(err.message, "'blk.0.ffn_gate_exps.weight' has the shape [32, 16, 8, 1], expected [32, 32, 8, 1]"));
     b.hp->moe.n_ff = 16;
     b.hp->moe.n_ff_shared = 16;
     assert_status(firni_moe_load(&b.loader, b.hp, 0, &(firni_moe_traits){ .norm = NULL }, &moe, &err), FIRN_ERR_FORMAT);

@@ -65,8 +65,13 @@ static const firn_cache_options rig_mamba2 = { .layout = "ssm:mamba2", .n_kv_hea
 static inline firn_cache_options rig_layer(char letter, uint32_t window)
 {
     if (letter == 'h') {
-        return (firn_cache_options){ .layout = "hybrid", .attention = "kv:plain", .recurrent = &rig_mamba2,
-                                     .dtype = FIRN_DTYPE_F32, .n_kv_heads = 1, .head_dim = RIG_DIM, .kernel = "scalar" };
+        return (firn_cache_options){ .layout = "hybrid",
+                                     .attention = "kv:plain",
+                                     .recurrent = &rig_mamba2,
+                                     .dtype = FIRN_DTYPE_F32,
+                                     .n_kv_heads = 1,
+                                     .head_dim = RIG_DIM,
+                                     .kernel = "scalar" };
     }
     firn_cache_options options = { .n_kv_heads = 1, .head_dim = RIG_DIM, .kernel = "scalar" };
     options.dtype = letter == 'p' || letter == 'w' || letter == 'v' ? FIRN_DTYPE_F32 : FIRN_DTYPE_NONE;

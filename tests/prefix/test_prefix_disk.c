@@ -81,8 +81,8 @@ static void conversations_outgrow_ram_and_survive_restarts(void **state)
     free(dir);
 }
 
-/* Whatever RAM has of a prefix, over mixtures of families: what is lent is right, and every byte that the tier read is in
- * the tree or counted as wasted. */
+/* Whatever RAM has of a prefix, over mixtures of families: what is lent is right, and every byte that the tier read is
+ * in the tree or counted as wasted. */
 static void of_what_ram_has_nothing_is_read_again(void **state)
 {
     (void)state;

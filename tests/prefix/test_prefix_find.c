@@ -1,6 +1,6 @@
 /*
- * Lookups in the tier below: nobody is held up by one but who waits for its answer, each wait has an end, and what comes
- * of them is what a lookup at once would have found, in whatever order things happen.
+ * Lookups in the tier below: nobody is held up by one but who waits for its answer, each wait has an end, and what
+ * comes of them is what a lookup at once would have found, in whatever order things happen.
  */
 #include "prefix/prefix_rig.h"
 #include "support/fault_tier.h"
@@ -275,7 +275,8 @@ static void run_torture(uint64_t seed)
         default:
             if (leases[i] == NULL) {
                 told[i] = test_rng_below(&rng, TALES);
-                leases[i] = ask(tales[told[i]], 10 + test_rng_below(&rng, 350), test_rng_below(&rng, 2) == 0 ? NULL : "ns");
+                leases[i] =
+                    ask(tales[told[i]], 10 + test_rng_below(&rng, 350), test_rng_below(&rng, 2) == 0 ? NULL : "ns");
             } else if (firn_lease_ready(leases[i])) {
                 rig_row row = rig_lend(leases[i]);
                 rig_row_verify(&row, tales[told[i]], firn_lease_result(leases[i]).n_tokens);

@@ -161,7 +161,8 @@ static void many_go_through_a_queue_of_one(void **state)
 {
     (void)state;
     rig_stop(&rig);
-    rig_start(&rig, (firn_prefix_options){ .tier = &fault->tier, .restore_deadline_ns = NEVER_NS, .write_queue_max = 1 });
+    rig_start(&rig,
+              (firn_prefix_options){ .tier = &fault->tier, .restore_deadline_ns = NEVER_NS, .write_queue_max = 1 });
     for (uint32_t n = 100; n < 130; n++) {
         keep(n, "", N_LOGITS, FIRN_STORE_DISK);
     }

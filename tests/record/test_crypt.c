@@ -139,10 +139,13 @@ static void a_change_of_anything_does_not_open(void **in)
 static void gcm_is_that_of_the_standard(void **in)
 {
     static const char *const hex[] = {
-        "feffe9928665731c6d6a8f9467308308feffe9928665731c6d6a8f9467308308", "cafebabefacedbaddecaf888",
-        "d9313225f88406e5a55909c5aff5269a86a7a9531534f7da2e4c303d8a318a721c3c0c95956809532fcf0e2449a6b525b16aedf5aa0de657"
+        "feffe9928665731c6d6a8f9467308308feffe9928665731c6d6a8f9467308308",
+        "cafebabefacedbaddecaf888",
+        "d9313225f88406e5a55909c5aff5269a86a7a9531534f7da2e4c303d8a318a721c3c0c95956809532fcf0e2449a6b525b16aedf5aa0de6"
+        "57"
         "ba637b39",
-        "feedfacedeadbeeffeedfacedeadbeefabaddad2", "76fc6ece0f4e1768cddf8853bb2d551b",
+        "feedfacedeadbeeffeedfacedeadbeefabaddad2",
+        "76fc6ece0f4e1768cddf8853bb2d551b",
     };
     uint8_t parts[5][64];
     size_t n_parts[5];

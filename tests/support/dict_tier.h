@@ -153,7 +153,8 @@ static inline dict_entry *dict_best(const dict_tier *dict, const char *ns, const
     dict_entry *best = NULL;
     *n_common = 0;
     for (dict_entry *entry = dict->entries; entry != NULL; entry = entry->next) {
-        const uint32_t n = strcmp(entry->ns, ns) == 0 && entry->caches != NULL ? dict_common(entry, tokens, n_tokens) : 0;
+        const uint32_t n =
+            strcmp(entry->ns, ns) == 0 && entry->caches != NULL ? dict_common(entry, tokens, n_tokens) : 0;
         if (n > *n_common) {
             *n_common = n;
             best = entry;

@@ -10,8 +10,8 @@
 #include <string.h>
 #include <time.h>
 
-/* The public struct is plain data for the test to read; the counting is done here, under one spinning flag, and mirrored
- * out, so that several threads may count at once. */
+/* The public struct is plain data for the test to read; the counting is done here, under one spinning flag, and
+ * mirrored out, so that several threads may count at once. */
 typedef struct world_impl {
     atomic_flag lock;
     bool op_failing[TEST_IO_OPS];
@@ -36,7 +36,8 @@ static void *world_alloc(void *ctx, size_t size_bytes, size_t align)
     test_world *world = ctx;
     world_impl *impl = enter(world);
     const uint64_t n = ++world->n_allocs;
-    const bool refuse = world->fail_alloc_at != 0 && (n == world->fail_alloc_at || (world->fail_on && n > world->fail_alloc_at));
+    const bool refuse =
+        world->fail_alloc_at != 0 && (n == world->fail_alloc_at || (world->fail_on && n > world->fail_alloc_at));
     if (refuse) {
         world->alloc_failed = true;
     } else {
@@ -297,7 +298,8 @@ static int world_lock(void *ctx, int fd)
     return inner->lock(inner->ctx, fd);
 }
 
-static int world_list_dir(void *ctx, const char *path, void (*entry)(void *entry_ctx, const char *name), void *entry_ctx)
+static int world_list_dir(void *ctx, const char *path, void (*entry)(void *entry_ctx, const char *name),
+                          void *entry_ctx)
 {
     test_world *world = ctx;
     if (fails(world, TEST_IO_LIST_DIR)) {

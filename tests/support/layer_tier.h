@@ -1,6 +1,6 @@
 /*
- * A tier that delivers layer by layer, as slowly as a test wants, and fails at the layer that a test names: a fault_tier
- * for what it stores, and a thread for each read.
+ * A tier that delivers layer by layer, as slowly as a test wants, and fails at the layer that a test names: a
+ * fault_tier for what it stores, and a thread for each read.
  *
  * What has not been delivered yet is garbage: a forward that uses a layer too soon has another answer.
  */

@@ -207,8 +207,8 @@ static inline void crash_write_file(const crash_model *model, const char *path)
     (void)close(fd);
 }
 
-/* Makes the image below an existing empty directory. Directories come before what lies in them: the log has them in that
- * order. */
+/* Makes the image below an existing empty directory. Directories come before what lies in them: the log has them in
+ * that order. */
 static inline void crash_make_image(crash_model *model, const char *dir, crash_manner manner, test_rng *rng)
 {
     for (uint32_t i = 0; i < model->log->n_files; i++) {

@@ -168,7 +168,9 @@ static void tell_lies(uint8_t *bytes, const firni_record *record)
     assert_int_equal(LLVMFuzzerTestOneInput(bytes, n_bytes), 0);
     for (size_t at = 24; at < end && at < record->header_bytes; at++) {
         const uint8_t was = bytes[at];
-        const uint8_t lies[] = { 0, 1, 0x7f, 0x80, 0xff, (uint8_t)(was + 1), (uint8_t)(was - 1), (uint8_t)(was ^ 0x40) };
+        const uint8_t lies[] = {
+            0, 1, 0x7f, 0x80, 0xff, (uint8_t)(was + 1), (uint8_t)(was - 1), (uint8_t)(was ^ 0x40)
+        };
         for (size_t i = 0; i < sizeof lies; i++) {
             bytes[at] = lies[i];
             /* Short as a file that was cut, too. */

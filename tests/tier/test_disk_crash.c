@@ -1,14 +1,14 @@
 /*
- * Power failures: runs of the tier are written down call by call, LMDB's included, and for each of many moments the disk
- * is put into one of the states that it may be found in (crash_model.h). The tier opens every one of them: no wrong byte
- * is restored, what was durable is there, the books are those of the disk, and opening reads no record.
+ * Power failures: runs of the tier are written down call by call, LMDB's included, and for each of many moments the
+ * disk is put into one of the states that it may be found in (crash_model.h). The tier opens every one of them: no
+ * wrong byte is restored, what was durable is there, the books are those of the disk, and opening reads no record.
  *
  * A run is a chain of processes on one directory: each stores, looks, waits and flushes for a while, and then closes or
  * dies. So a crash may also come after a kill, while the files are still as the dead process left them in memory.
  *
- * Some runs are of an encrypted store, compress what they have stored, note sessions, or lose their index before a process
- * begins, which then makes it anew: a crash may come in the middle of each. An image without an index, or with one that is
- * not complete, is rebuilt as its message says, and must then keep the same promises.
+ * Some runs are of an encrypted store, compress what they have stored, note sessions, or lose their index before a
+ * process begins, which then makes it anew: a crash may come in the middle of each. An image without an index, or with
+ * one that is not complete, is rebuilt as its message says, and must then keep the same promises.
  *
  * FIRN_CRASHES: how many crashes (2000). FIRN_CRASH_RUN: from which run on (0); a failure says which one it was.
  */

@@ -1,6 +1,6 @@
 /*
- * Idle demotion: what nobody has used for long is packed, comes back to the bit, and is otherwise what it was. What is in
- * use is left alone; what does not shrink is tried once; damage is a miss; and whenever the process ends, or a call
+ * Idle demotion: what nobody has used for long is packed, comes back to the bit, and is otherwise what it was. What is
+ * in use is left alone; what does not shrink is tried once; damage is a miss; and whenever the process ends, or a call
  * fails, the state is there.
  */
 #include <errno.h>
@@ -26,7 +26,8 @@ typedef struct rig {
     firn_clock clock;
     _Atomic uint64_t ahead_ns; /* of the real clock */
     firn_env env;
-    uint32_t n_calls, call_max; /* calls that may change something; the one of this number ends or fails; 0: none does */
+    uint32_t n_calls, call_max; /* calls that may change something; the one of this number ends or fails; 0: none
+                                 * does */
     bool fails;                 /* it fails; else the process ends */
     uint64_t budget_bytes;      /* 0: not looked at */
     fixture fix;

@@ -1,7 +1,7 @@
 /*
  * Every layout there is, through the disk: stored at counts around the edges of blocks, restored from a store that was
- * opened anew, and gone on with. What it holds afterwards is what the stored one holds, to the bit. (The recurrent ones:
- * test_disk_recurrent.c.)
+ * opened anew, and gone on with. What it holds afterwards is what the stored one holds, to the bit. (The recurrent
+ * ones: test_disk_recurrent.c.)
  */
 #include <unistd.h>
 
@@ -11,11 +11,26 @@
 #define WHOLE (5u * RIG_T) /* where both are compared: at the end of a block, so that every byte counts */
 
 static const firn_cache_options apart[] = {
-    { .layout = "kv:delayed-quant", .key_bits = 8, .start = 40, .dtype = FIRN_DTYPE_F16, .n_kv_heads = 2, .head_dim = 64 },
-    { .layout = "kv:delayed-window-quant", .key_bits = 8, .window = RIG_T + 37, .start = 64, .dtype = FIRN_DTYPE_F16,
-      .n_kv_heads = 2, .head_dim = 64 },
-    { .layout = "kv:delayed-turboquant", .key_bits = 8, .value_bits = 3, .start = 64, .dtype = FIRN_DTYPE_F16,
-      .n_kv_heads = 2, .head_dim = 64 },
+    { .layout = "kv:delayed-quant",
+      .key_bits = 8,
+      .start = 40,
+      .dtype = FIRN_DTYPE_F16,
+      .n_kv_heads = 2,
+      .head_dim = 64 },
+    { .layout = "kv:delayed-window-quant",
+      .key_bits = 8,
+      .window = RIG_T + 37,
+      .start = 64,
+      .dtype = FIRN_DTYPE_F16,
+      .n_kv_heads = 2,
+      .head_dim = 64 },
+    { .layout = "kv:delayed-turboquant",
+      .key_bits = 8,
+      .value_bits = 3,
+      .start = 64,
+      .dtype = FIRN_DTYPE_F16,
+      .n_kv_heads = 2,
+      .head_dim = 64 },
 };
 
 static uint32_t n_restored;

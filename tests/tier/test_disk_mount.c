@@ -106,7 +106,8 @@ static void a_file_system_full_at_any_page_is_a_named_state_and_loses_nothing(vo
             n_stored++;
         } else {
             n_refused++;
-            assert_int_equal(stored, FIRN_REASON_DISK_FULL); /* also where LMDB says EIO of a write that was cut short */
+            assert_int_equal(stored, FIRN_REASON_DISK_FULL); /* also where LMDB says EIO of a write that was cut
+                                                              * short */
             assert_int_equal(state_of(tier), stored);
         }
         const bool is_whole = fixture_fetch(&s->fix, tier, NULL, s->more, N + 1, &reason) == N;

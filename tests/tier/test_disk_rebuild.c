@@ -263,8 +263,8 @@ static uint32_t fetch(state *s, const char *ns, const firn_token *tokens, uint32
     return fixture_fetch(&s->fix, s->tier, ns, tokens, n, &reason);
 }
 
-/* A house, two levels below it, of which the lower never wrote a record at token 0; an object by key; and an object that
- * lies on the house's tokens alone. */
+/* A house, two levels below it, of which the lower never wrote a record at token 0; an object by key; and an object
+ * that lies on the house's tokens alone. */
 static void fill_levels(state *s)
 {
     firn_reason reason;

@@ -1,6 +1,6 @@
 /*
- * Restores with a request: of what the caller has already nothing is read; layers arrive in order; what nobody wants any
- * more ends early; every byte that was read is delivered or counted as wasted.
+ * Restores with a request: of what the caller has already nothing is read; layers arrive in order; what nobody wants
+ * any more ends early; every byte that was read is delivered or counted as wasted.
  */
 #include <pthread.h>
 #include <stdatomic.h>

@@ -148,7 +148,8 @@ static void run(const cast *actors, test_world *world, const char *dir)
         };
         const firn_status pinned = firn_tier_pin(tier, &pin, &err);
         /* Without memory for what stands, the row is there all the same: it holds from the next start on. */
-        said.is_pinned = pinned == FIRN_OK || (pinned == FIRN_ERR_NO_MEMORY && strstr(err.message, "next start") != NULL);
+        said.is_pinned =
+            pinned == FIRN_OK || (pinned == FIRN_ERR_NO_MEMORY && strstr(err.message, "next start") != NULL);
         const firn_session session = { .id = "s", .ns = alice, .tokens = tokens, .n_tokens = N };
         said.has_session = firn_tier_put_session(tier, &session, &err) == FIRN_OK;
         said.has_object = put_object(tier);

@@ -12,14 +12,15 @@
 #define MISTRAL_V3 "{{ bos_token }}{% for m in messages %}{{ '[INST]' + m['content'] + '[/INST]' }}{% endfor %}"
 
 #define GEMMA                                                                                                          \
-    "{{ bos_token }}{% for m in messages %}{{ '<start_of_turn>' + role + '\n' + first_user_prefix }}"                    \
+    "{{ bos_token }}{% for m in messages %}{{ '<start_of_turn>' + role + '\n' + first_user_prefix }}"                  \
     "{{ m['content'] | trim }}{{ '<end_of_turn>\n' }}{% endfor %}"
 #define GEMMA4 "{{ bos_token }}{% for m in messages %}{{ '<|turn>' + role + '\n' }}{{ c | trim }}<turn|>\n{% endfor %}"
 #define HARMONY                                                                                                        \
     "{% for m in messages %}{{ '<|start|>' + m.role }}<|channel|>final<|message|>{{ m.content }}<|end|>{% endfor %}"
 
 #define DEEPSEEK2                                                                                                      \
-    "{{ bos_token }}{% for m in messages %}{{ 'User: ' + m.content + '\n\n' }}{{ 'Assistant: ' + m.content + eos_token }}"  \
+    "{{ bos_token }}{% for m in messages %}{{ 'User: ' + m.content + '\n\n' }}{{ 'Assistant: ' + m.content + "         \
+    "eos_token }}"                                                                                                     \
     "{% endfor %}{{ 'Assistant:' }}"
 #define DEEPSEEK3 "{{ bos_token }}{{ sys }}{% for m in messages %}<｜User｜>{{ m.content }}<｜Assistant｜>{% endfor %}"
 

@@ -276,7 +276,8 @@ static void a_sentencepiece_vocabulary_gets_scores_for_its_merges(void **state)
     (void)state;
     static const char text[] =
         "{" SPM_NORMALIZER
-        ",\"added_tokens\":[{\"id\":1,\"content\":\"<s>\",\"special\":true}]," SPM_MODEL(SPM_MERGES) "}";
+        ",\"added_tokens\":[{\"id\":1,\"content\":\"<s>\",\"special\":true}],"
+            SPM_MODEL(SPM_MERGES) "}";
     firni_vocab_spec spec;
     firn_error err = { 0 };
     if (load_json(text, NULL, &spec, &err) != FIRN_OK) {
@@ -376,8 +377,9 @@ static void a_vocabulary_survives_being_written_as_gguf(void **state)
     (void)state;
     static const char *const texts[] = {
         "{" BYTE_LEVEL ",\"added_tokens\":[{\"id\":5,\"content\":\"<s>\",\"special\":true},{\"id\":6,\"content\":\"<"
-                       "think>\"}]," BPE_MODEL "[\"a b\",\"ab c\"]}}",
-        "{" SPM_NORMALIZER ",\"added_tokens\":[{\"id\":1,\"content\":\"<s>\",\"special\":true}]," SPM_MODEL(SPM_MERGES) "}"
+        "think>\"}]," BPE_MODEL "[\"a b\",\"ab c\"]}}",
+        "{" SPM_NORMALIZER ",\"added_tokens\":[{\"id\":1,\"content\":\"<s>\",\"special\":true}],"
+            SPM_MODEL(SPM_MERGES) "}"
     };
     for (size_t i = 0; i < 2; i++) {
         char *folder = test_dir_create();
@@ -416,7 +418,8 @@ static void refused_memory_is_an_error_and_leaks_nothing(void **state)
     (void)state;
     static const char *const texts[] = {
         "{" BYTE_LEVEL "," BPE_MODEL "[\"a b\",\"ab c\"]}}",
-        "{" SPM_NORMALIZER ",\"added_tokens\":[{\"id\":1,\"content\":\"<s>\",\"special\":true}]," SPM_MODEL(SPM_MERGES) "}"
+        "{" SPM_NORMALIZER ",\"added_tokens\":[{\"id\":1,\"content\":\"<s>\",\"special\":true}],"
+            SPM_MODEL(SPM_MERGES) "}"
     };
     for (size_t i = 0; i < 2; i++) {
         uint32_t n_failed = 0;

@@ -349,8 +349,8 @@ static firn_flush_report flush(firn_tier *tier, uint64_t bound_ns)
     return report;
 }
 
-/* Also the end of a failed open: each part may be missing. Order: no more lookups, no more reads, then recency to the index, then the
- * directory. */
+/* Also the end of a failed open: each part may be missing. Order: no more lookups, no more reads, then recency to the
+ * index, then the directory. */
 static void destroy_now(void *ctx)
 {
     firni_disk *disk = ctx;

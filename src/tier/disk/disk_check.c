@@ -1,8 +1,8 @@
 /*
  * The books of a store, audited: what every transaction keeps true, checked against a full walk and against the disk.
  *
- * Owns no state; for tests and `firn` inspection. Holds the writer's lock throughout: the tier's own upkeep would change
- * the books between two looks at them.
+ * Owns no state; for tests and `firn` inspection. Holds the writer's lock throughout: the tier's own upkeep would
+ * change the books between two looks at them.
  */
 #include <assert.h>
 #include <errno.h>
@@ -66,7 +66,8 @@ static firn_status collect(audit *job, firni_which which)
         const uint32_t n_tokens = firni_key_tokens(&key, tokens);
         const firn_digest parent = firni_key_parent(&key);
         const firn_digest digest = firni_chain_record(entry.kind, &parent, tokens, n_tokens);
-        if (n_tokens != entry.n_tokens || (!job->volume->index.is_locked && !firni_digest_equal(&digest, &entry.digest))) {
+        if (n_tokens != entry.n_tokens ||
+            (!job->volume->index.is_locked && !firni_digest_equal(&digest, &entry.digest))) {
             return fail(job, "an entry's digest is not that of its key", entry.place.offset);
         }
     }

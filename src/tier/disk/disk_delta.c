@@ -83,8 +83,8 @@ static firn_reason check_caches(firni_store_job *job)
     return FIRN_REASON_NONE;
 }
 
-/* Of how many kinds, counted from the longest window, the rows still hold block i. Without rows of none: then any record
- * serves. */
+/* Of how many kinds, counted from the longest window, the rows still hold block i. Without rows of none: then any
+ * record serves. */
 static uint32_t kinds_held(const firni_store_job *job, uint32_t i)
 {
     uint32_t n_kinds = 0;
@@ -189,8 +189,8 @@ static firni_code find_cover(const firni_store_job *job, MDB_txn *txn, const fir
     return 0;
 }
 
-/* What serves for block i in one level's chain: the record of its tokens, or one that covers a tail. *is_there: a record
- * has the block's own key, whether it serves or not; *found is that one then, unless another serves. */
+/* What serves for block i in one level's chain: the record of its tokens, or one that covers a tail. *is_there: a
+ * record has the block's own key, whether it serves or not; *found is that one then, unless another serves. */
 static firni_code find_serving(const firni_store_job *job, MDB_txn *txn, uint32_t level, uint32_t i, firni_key *key,
                                firni_entry *found, bool *is_there, bool *is_served)
 {

@@ -13,9 +13,9 @@
  *      step 3   [ plain record                    ]   ...   [ packed ]
  *      step 6   [ hole                            ]   ...   [ packed ]
  *
- * Until the commit of 5 the plain record is the one that counts; a failure before it makes holes of what was written. The
- * entry keeps its stamp and priority, so the order of eviction is as it was. A step is bounded in records and bytes, and
- * the writer's lock is free between two of them.
+ * Until the commit of 5 the plain record is the one that counts; a failure before it makes holes of what was written.
+ * The entry keeps its stamp and priority, so the order of eviction is as it was. A step is bounded in records and
+ * bytes, and the writer's lock is free between two of them.
  *
  * Does not unpack anything that is used again: it would be written twice more. Objects stay as they are: they are read
  * into one buffer and decoded from there, and most are smaller than a block of the file system.
@@ -153,8 +153,8 @@ static firn_reason make_room(demote_step *step, bool *at_end)
 
 /* ---- 3. one record ---------------------------------------------------------------------------------------- */
 
-/* A use that is noted but not written down would not find the record at its new place, and the chain would lose its order
- * of stamps. Once condemned nobody can note another. */
+/* A use that is noted but not written down would not find the record at its new place, and the chain would lose its
+ * order of stamps. Once condemned nobody can note another. */
 static bool has_touch(firni_disk *disk, const firni_entry *entry)
 {
     bool found = false;

@@ -2,9 +2,9 @@
  * Room: eviction, expiry, and the upkeep of what lookups and reads left to be written down.
  *
  * The victim is the entry of the lowest priority, and among those with the lowest stamp, that is not pinned and that
- * nothing depends on: it has no children, and no checkpoint lies on it alone. A store evicts nothing of a higher priority
- * than its own. A use of a chain gives its root the highest stamp and its checkpoint one below all
- * records, so in the order of stamps a child always comes before its parent, and tails go before heads:
+ * nothing depends on: it has no children, and no checkpoint lies on it alone. A store evicts nothing of a higher
+ * priority than its own. A use of a chain gives its root the highest stamp and its checkpoint one below all records, so
+ * in the order of stamps a child always comes before its parent, and tails go before heads:
  *
  *      use 1 of A-B-C    stamps  A 13  B 12  C 11
  *      use 2 of A-B-D    stamps  A 23  B 22  D 21        victims in order: C (11), D (21), B (22), A (23)
@@ -24,8 +24,8 @@
  * The file system's reserve is kept in the same way, by stores alone: what others write into it is no reason to empty
  * the cache unless a store wants to grow it.
  *
- * Expiry is eviction with another condition to stop. A time to live counts from the last use, so the order of stamps is,
- * within a priority, also the order of expiry, and a parent never expires before its children.
+ * Expiry is eviction with another condition to stop. A time to live counts from the last use, so the order of stamps
+ * is, within a priority, also the order of expiry, and a parent never expires before its children.
  */
 #include <assert.h>
 #include <errno.h>
@@ -34,7 +34,8 @@
 #include "tier/disk/ledger_impl.h"
 
 #define EXPIRY_BATCHES_MAX  16u   /* per upkeep */
-#define SEGMENT_SLACK_BYTES 8192u /* what a file system may add to a file for its own books, or some lines to the ledger */
+/* What a file system may add to a file for its own books, or some lines to the ledger. */
+#define SEGMENT_SLACK_BYTES 8192u
 
 /* ---- condemned --------------------------------------------------------------------------------------------------- */
 

@@ -1,8 +1,8 @@
 /*
  * Handles: what a lookup promises, and how the promise is kept and given back.
  *
- *      lookup --promise--> pinned --release--> unpinned        references: the caller, jobs in the queue, pending touches
- *                             ^                                pins:       the caller, jobs in the queue
+ *      lookup --promise--> pinned --release--> unpinned      references: the caller, jobs in the queue, pending touches
+ *                             ^                              pins:       the caller, jobs in the queue
  *                             | eviction asks, and condemns what is not pinned
  *
  * Owns their memory, the list of pinned ones, and the touches that lookups leave behind. Knows nothing of files or the

@@ -3,13 +3,13 @@
  *
  *      disk.c          table of operations, open, close, statistics, state       disk_lookup.c   find: tokens -> handle
  *      volume.c        the attached directory: marker, lock, recovery            disk_handle.c   pins and touches
- *      holes.c         ranges on their way back to the file system               disk_path.c     what of a path is usable
+ *      holes.c         ranges on their way back to the file system               disk_path.c     what of a path serves
  *      segment.c       segment files: append, punch, physical bytes              disk_restore.c  handle -> caches
- *      index.c         LMDB: environment, transactions, segments, holes          disk_read.c     records -> blocks, verified
+ *      index.c         LMDB: environment, transactions, segments, holes          disk_read.c     records -> blocks
  *      index_entry.c   LMDB: records, objects, checkpoints, recency              disk_object.c   attachments
  *      index_root.c    LMDB: namespaces and identities                           disk_delta.c    caches -> what is new
  *      index_rank.c    LMDB: the order in which entries go                       disk_pin.c      pinned by name
- *      index_link.c    LMDB: namespaces above namespaces                         disk_keep.c     sessions, lists, forgetting
+ *      index_link.c    LMDB: namespaces above namespaces                         disk_keep.c     sessions, lists
  *      index_keep.c    LMDB: what is kept by name                                disk_named.c    objects by key
  *      index_seal.c    what of it is encrypted
  *      disk_prune.c    what is chosen to go
@@ -425,7 +425,8 @@ struct firn_tier_handle {
     uint64_t generation;         /* of the volume */
     bool is_pinned;              /* in disk->handles; guarded by disk->mutex */
     uint32_t n_pins;             /* who needs the pin: the caller and running restores; guarded by disk->mutex */
-    bool is_standing;            /* of a pin by name: what it names may be replaced by what is better; guarded likewise */
+    bool is_standing;            /* of a pin by name: what it names may be replaced by what is better; guarded
+                                  * likewise */
     bool is_keyed;               /* an object by key alone: no tokens */
     firn_digest key_root;        /* of an object by key */
     int8_t priority;             /* of a store: what it writes and uses becomes at least of this one */
@@ -436,7 +437,8 @@ struct firn_tier_handle {
     firn_token *tokens;          /* of all records: beyond prefix_len where the last one is longer */
     uint32_t n_levels;           /* the namespace, and those above it that it reads */
     firn_digest roots[FIRN_NAMESPACE_LEVELS_MAX], nss[FIRN_NAMESPACE_LEVELS_MAX];
-    firn_digest *chains;         /* [n_levels][n_records_max]: each level's digest after a record; NULL with one level */
+    firn_digest *chains;         /* [n_levels][n_records_max]: each level's digest after a record; NULL with one
+                                  * level */
     uint8_t *level_of;           /* [n_records_max]: whose record it is; NULL with one level */
     uint32_t n_records_max;
     bool has_object, has_checkpoint;
@@ -545,7 +547,8 @@ bool firni_handle_promise(firni_disk *disk, firn_tier_handle *handle, uint64_t e
 void firni_handle_note_use(firni_disk *disk, firn_tier_handle *handle);
 
 /* A lookup that is not counted. */
-firn_match firni_disk_look_up(firni_disk *disk, const firn_token *tokens, uint32_t n_tokens, const char *ns, bool exact);
+firn_match firni_disk_look_up(firni_disk *disk, const firn_token *tokens, uint32_t n_tokens, const char *ns,
+                              bool exact);
 
 /* ---- disk_pin.c, disk_keep.c, disk_named.c ----------------------------------------------------------------------- */
 
@@ -560,7 +563,8 @@ bool firni_disk_is_kept_locked(const firni_disk *disk, const firni_entry *entry)
 /* Takes the handle, in the place of what stood under this name. False without memory; the handle is released. */
 bool firni_pin_stand(firni_disk *disk, firni_kept_table table, const char *ns, const char *name, uint64_t until_wall_ns,
                      firn_tier_handle *handle);
-bool firni_pin_end(firni_disk *disk, firni_kept_table table, const char *ns, const char *name); /* whether there was one */
+bool firni_pin_end(firni_disk *disk, firni_kept_table table, const char *ns, const char *name); /* whether there was
+                                                                                                 * one */
 firn_status firni_disk_pin(firn_tier *tier, const firn_pin *pin, firn_error *err);
 firn_status firni_disk_unpin(firn_tier *tier, const char *name, firn_error *err);
 /* Writes a row, or deletes it (row NULL), under the writer's lock and within the budget. */

@@ -13,7 +13,7 @@
 #include "tier/disk/ledger_impl.h"
 
 #define GROWTH_BYTES_MIN (UINT64_C(256) << 10) /* a smaller ledger is not made anew for its size */
-#define PRIORITIES_MAX   65536u                /* lines of a new ledger: of more raised priorities the lowest are not in it */
+#define PRIORITIES_MAX   65536u                /* lines of a new ledger: the lowest of more are left out */
 
 /* ---- from the index ---------------------------------------------------------------------------------------------- */
 

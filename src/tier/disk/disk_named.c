@@ -4,8 +4,8 @@
  *      record     an object of no tokens whose parent is SHA-256("firn.object.key.1", identity, namespace, key)
  *      row        the key in words, and until when it is pinned: for lists and for the next start
  *
- * Record and row are named by one transaction. An object that was evicted leaves its row behind: lists pass it over, and
- * delete it. A namespace reads objects of those above it as it reads their tokens; it replaces and removes its own.
+ * Record and row are named by one transaction. An object that was evicted leaves its row behind: lists pass it over,
+ * and delete it. A namespace reads objects of those above it as it reads their tokens; it replaces and removes its own.
  */
 #include <errno.h>
 #include <string.h>
@@ -29,8 +29,9 @@ bool firni_disk_put_object(firn_tier *tier, const firn_object *object, firn_reas
         return false;
     }
     firn_reason ignored;
-    firn_tier_handle *handle =
-        object->until_wall_ns > row.used_wall_ns ? firni_disk_find_object(tier, object->ns, object->key, &ignored) : NULL;
+    firn_tier_handle *handle = object->until_wall_ns > row.used_wall_ns
+                                   ? firni_disk_find_object(tier, object->ns, object->key, &ignored)
+                                   : NULL;
     if (handle != NULL) {
         (void)firni_pin_stand(disk, FIRNI_KEYS, object->ns, object->key, object->until_wall_ns, handle);
     } else {

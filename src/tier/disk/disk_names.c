@@ -112,6 +112,6 @@ firn_status firn_disk_visit_names(firn_tier *tier, bool (*visit)(void *ctx, cons
     if (code == 0 || code == MDB_NOTFOUND) {
         return FIRN_OK;
     }
-    return firni_fail(err, code == ENOMEM ? FIRN_ERR_NO_MEMORY : FIRN_ERR_IO, "cannot list the names in %s: %s", disk->dir,
-                      mdb_strerror(code));
+    return firni_fail(err, code == ENOMEM ? FIRN_ERR_NO_MEMORY : FIRN_ERR_IO, "cannot list the names in %s: %s",
+                      disk->dir, mdb_strerror(code));
 }

@@ -27,8 +27,8 @@ typedef struct packed_reads {
     uint32_t n;
 } packed_reads;
 
-/* The sections of one image to where they lie in its block. Encrypted ones are opened first, where they are, and have been
- * verified by that: they have a tag instead of a checksum. */
+/* The sections of one image to where they lie in its block. Encrypted ones are opened first, where they are, and have
+ * been verified by that: they have a tag instead of a checksum. */
 static firn_status unpack_image(packed_reads *r, const firni_restore_part *part, uint32_t k, const firni_crypt_key *key,
                                 const firni_record *record, uint8_t *bytes, uint8_t *out)
 {

@@ -208,7 +208,8 @@ firn_reason firni_restore_judge(firni_restore_job *job)
     return first;
 }
 
-/* ---- reading ------------------------------------------------------------------------------------------------------ */
+/* ----
+ * reading ------------------------------------------------------------------------------------------------------ */
 
 bool firni_restore_is_wanted(const firni_restore_job *job)
 {

@@ -302,8 +302,8 @@ static firn_reason write_and_commit(firni_store_job *job)
     return FIRN_REASON_NONE;
 }
 
-/* Whether something of a chain that is all there has used up half of its time to live. A use that is only noted would let
- * it expire in spite of this store, should the process die; so close to the end it is committed. */
+/* Whether something of a chain that is all there has used up half of its time to live. A use that is only noted would
+ * let it expire in spite of this store, should the process die; so close to the end it is committed. */
 static bool is_ageing(const firni_store_job *job)
 {
     const uint64_t now = firni_wall_ns(job->disk->env), half_ns = job->disk->options.ttl_ns / 2;

@@ -12,8 +12,8 @@
  * A queue of its own, bounded, rather than a thread per read: one device has one queue worth filling, and read_batch
  * already fills it with the parts of a single restore.
  *
- * The reader also does the upkeep of recency and expiry, and packs idle records, when nothing is queued. Owns the queue and both threads; does
- * not know how a restore works.
+ * The reader also does the upkeep of recency and expiry, and packs idle records, when nothing is queued. Owns the queue
+ * and both threads; does not know how a restore works.
  */
 #include <assert.h>
 #include <errno.h>

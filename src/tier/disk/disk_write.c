@@ -48,8 +48,8 @@ firni_origin firni_disk_origin(const firni_disk *disk, const char *ns)
     };
 }
 
-/* A record says what its chain belongs to where the chain begins: at token 0 with the identity's text; and where it goes
- * on from a record of a namespace above. */
+/* A record says what its chain belongs to where the chain begins: at token 0 with the identity's text; and where it
+ * goes on from a record of a namespace above. */
 static bool has_ns(const firni_pending *pending)
 {
     return pending->entry.first_token == 0 || pending->links.has_before || pending->links.has_under;
@@ -139,8 +139,8 @@ static void shift_sections(const firni_plan_form *form, uint32_t n_bytes, firni_
     }
 }
 
-/* A batch of an encrypted store is put together in one buffer: a row's blocks stay as they are. Each record has a key of
- * its own, drawn for this write. */
+/* A batch of an encrypted store is put together in one buffer: a row's blocks stay as they are. Each record has a key
+ * of its own, drawn for this write. */
 static firni_code seal_batch(firni_disk *disk, firni_volume *volume, const block_writer *writer,
                              firni_pending *pending, uint32_t n_pending, const firn_row_view *views,
                              const firni_origin *origin)
@@ -275,7 +275,8 @@ firni_code firni_disk_write_blocks(firni_disk *disk, firni_volume *volume, firni
                           ? ENOMEM
                           : 0;
     for (uint32_t i = 0; i < n_pending && code == 0;) {
-        code = firni_disk_choose_segment(disk, volume, pending[i].form->record_bytes + record_surplus(&pending[i], origin));
+        code = firni_disk_choose_segment(disk, volume,
+                                         pending[i].form->record_bytes + record_surplus(&pending[i], origin));
         if (code == 0) {
             const uint32_t n = batch_size(disk, volume, pending + i, n_pending - i, origin);
             code = sealed_bytes > 0 ? seal_batch(disk, volume, &writer, pending + i, n, views, origin)

@@ -136,7 +136,8 @@ static bool has_chain(const firni_fsck *job, const firni_found *found)
     if (before == NULL || !before->is_kept || before->entry.first_token + FIRN_BLOCK_TOKENS != entry->first_token) {
         return false;
     }
-    return firni_digest_equal(&before->entry.root, &entry->root) || (names != NULL && reads(names, &before->entry.root));
+    return firni_digest_equal(&before->entry.root, &entry->root) ||
+           (names != NULL && reads(names, &before->entry.root));
 }
 
 /* `order` and job->blocks have room for all; afterwards order is by position. */

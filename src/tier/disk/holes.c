@@ -7,8 +7,8 @@
  * punching twice does no harm.
  *
  * A power failure may undo the last commit of the index, and must then find the bytes of what that commit unnamed. So a
- * hole waits until its commit is durable: until the next commit, whose sync covers the one before, or until somebody who
- * needs the room asks for a sync (firni_volume_settle).
+ * hole waits until its commit is durable: until the next commit, whose sync covers the one before, or until somebody
+ * who needs the room asks for a sync (firni_volume_settle).
  *
  *      commit n: a record is unnamed, its range logged     commit n+1: n is durable, the range is punched
  *

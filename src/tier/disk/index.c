@@ -130,8 +130,8 @@ static bool fits_key(firni_index *index, const index_form *form, const firni_unl
     return memcmp(form->key_id, firni_crypt_id(unlock->crypt), sizeof form->key_id) == 0;
 }
 
-/* Writes version and key into a new index, or compares them. An index without them is not complete: it is either new, or
- * was being rebuilt when the process ended. *fits: it is of the key that was given; else nothing is written. */
+/* Writes version and key into a new index, or compares them. An index without them is not complete: it is either new,
+ * or was being rebuilt when the process ended. *fits: it is of the key that was given; else nothing is written. */
 static firni_code check_form(firni_index *index, bool read_only, bool may_be_new, const firni_unlock *unlock,
                              uint32_t *found, bool *fits)
 {

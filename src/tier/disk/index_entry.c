@@ -224,7 +224,8 @@ static firni_code segment_lost(const firni_index *index, MDB_txn *txn, const fir
 firni_code firni_index_move(const firni_index *index, MDB_txn *txn, const firni_key *key, const firni_entry *from,
                             const firni_entry *to)
 {
-    assert(from->stamp == to->stamp && from->priority == to->priority && firni_digest_equal(&from->digest, &to->digest));
+    assert(from->stamp == to->stamp && from->priority == to->priority &&
+           firni_digest_equal(&from->digest, &to->digest));
     firni_code code = put_entry(index, txn, key, to, 0);
     if (code == 0 && !firni_place_equal(&from->place, &to->place)) {
         code = segment_lost(index, txn, &from->place);

@@ -84,8 +84,8 @@ bool firni_ledger_next(firni_ledger_text *text, uint64_t *at, firni_ledger_line 
 
 /* Parses "ledger-NNNNNNNN.firn"; 0 when the name is another. */
 uint32_t firni_ledger_number_of(const char *name);
-/* Takes the newest of these files that is whole and of this key, and unlinks the others, unless `look_only`. Having none
- * is no failure. is_locked: of whatever key, to be given up and no more. */
+/* Takes the newest of these files that is whole and of this key, and unlinks the others, unless `look_only`. Having
+ * none is no failure. is_locked: of whatever key, to be given up and no more. */
 void firni_ledger_open(firni_volume *volume, const uint32_t *numbers, uint32_t n_numbers, const firni_crypt *crypt,
                        bool is_locked, bool look_only);
 void firni_ledger_close(firni_volume *volume);

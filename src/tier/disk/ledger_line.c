@@ -21,7 +21,7 @@
 #define FIXED_BYTES     64u /* of a payload, up to the identity or key */
 #define SEAL_BYTES      (FIRNI_CRYPT_NONCE_BYTES + FIRNI_CRYPT_TAG_BYTES)
 #define PAYLOAD_BYTES_MAX                                                                                              \
-    (FIXED_BYTES + FIRN_NAMESPACE_LEVELS_MAX * FIRN_DIGEST_BYTES + 4u * FIRN_BLOCK_TOKENS + FIRN_NAMESPACE_BYTES_MAX +  \
+    (FIXED_BYTES + FIRN_NAMESPACE_LEVELS_MAX * FIRN_DIGEST_BYTES + 4u * FIRN_BLOCK_TOKENS + FIRN_NAMESPACE_BYTES_MAX + \
      FIRN_KEEP_NAME_BYTES_MAX)
 #define IS_REMOVED 1u
 

@@ -1,11 +1,12 @@
 /*
- * One restore in progress, shared by disk_restore.c (what is needed, memory, caches), disk_read.c (reading and verifying
- * it) and disk_layers.c (the same, layer by layer).
+ * One restore in progress, shared by disk_restore.c (what is needed, memory, caches), disk_read.c (reading and
+ * verifying it) and disk_layers.c (the same, layer by layer).
  *
  *      parts     record 0 | record 1 | ... | checkpoint        of each the header and its first images
  *      reads     `--- neighbours ---'   ...                    what lies together is read together
  *
- * A packed part is read whole, into memory of its own. A part whose images the caller has already (its head) is *held*: nothing of it is read.
+ * A packed part is read whole, into memory of its own. A part whose images the caller has already (its head) is *held*:
+ * nothing of it is read.
  */
 #ifndef FIRNI_RESTORE_IMPL_H
 #define FIRNI_RESTORE_IMPL_H
@@ -73,8 +74,8 @@ FIRNI_INLINE firn_block **firni_restore_slot(const firni_restore_job *job, uint3
     return part < job->n_records ? &firni_restore_blocks(job, layer)[part] : &job->fixed[layer];
 }
 
-/* Reads all parts into their blocks, verifies them, and notes every bad one. NONE, or the reason of the first; CANCELLED
- * when it was not wanted any more. */
+/* Reads all parts into their blocks, verifies them, and notes every bad one. NONE, or the reason of the first;
+ * CANCELLED when it was not wanted any more. */
 firn_reason firni_restore_read(firni_restore_job *job);
 /* The same, lower layers first; says how many are there. The caches exist already. */
 firn_reason firni_restore_read_layers(firni_restore_job *job);

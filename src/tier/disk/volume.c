@@ -284,8 +284,8 @@ static int make_index_lock(const firni_volume *volume)
     return code;
 }
 
-/* The name of the directory has to be as durable as what lies in it. Who may not read the parent cannot sync it, and has
- * not made the directory either. */
+/* The name of the directory has to be as durable as what lies in it. Who may not read the parent cannot sync it, and
+ * has not made the directory either. */
 static int sync_parent(const firni_volume *volume)
 {
     const firn_io *io = firni_io(volume->env);

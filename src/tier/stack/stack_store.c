@@ -63,8 +63,8 @@ static firn_reason store_low(firni_stacked *stacked, const firn_store_input *inp
     return reason;
 }
 
-/* A store that would replace what somebody reads is refused. Where that is the copier, which the caller knows nothing of,
- * it is let finish, within the bound of other waits for it. */
+/* A store that would replace what somebody reads is refused. Where that is the copier, which the caller knows nothing
+ * of, it is let finish, within the bound of other waits for it. */
 static bool store_high(firni_stacked *stacked, const firn_store_input *input, firn_reason *reason)
 {
     if (firn_tier_store(stacked->upper, input, reason) || *reason != FIRN_REASON_LOADING) {
