@@ -12,6 +12,7 @@
 
 #include "base/base_impl.h"
 #include "base/bounded.h"
+#include "base/condition.h"
 
 #define BOUND_NS_MAX UINT64_C(86400000000000) /* a day: sums with it cannot overflow */
 
@@ -46,17 +47,9 @@ static void *run(void *ctx)
     return NULL;
 }
 
-/* Timed by the monotonic clock. */
 static bool meeting_init(meeting *both)
 {
-    pthread_condattr_t attributes;
-    if (pthread_condattr_init(&attributes) != 0) {
-        return false;
-    }
-    (void)pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    const bool made = pthread_cond_init(&both->ended, &attributes) == 0;
-    (void)pthread_condattr_destroy(&attributes);
-    return made && pthread_mutex_init(&both->mutex, NULL) == 0;
+    return firni_condition_init(&both->ended) == 0 && pthread_mutex_init(&both->mutex, NULL) == 0;
 }
 
 bool firni_run_bounded(const firn_env *env, uint64_t bound_ns, void (*work)(void *ctx), void *ctx)

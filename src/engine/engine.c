@@ -5,6 +5,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/condition.h"
 #include "engine/engine_impl.h"
 
 /* Each token takes two operations for each parameter, and no core of today does more than 100 in a nanosecond. The
@@ -272,12 +273,7 @@ firn_status firn_engine_create(const firn_engine_options *options, const firn_en
                         : options->draft_model != NULL ? &firni_draft_by_model
                                                        : NULL;
     (void)pthread_mutex_init(&engine->mutex, NULL);
-    /* Waits are bounded on the clock that cannot be set back. */
-    pthread_condattr_t attributes;
-    (void)pthread_condattr_init(&attributes);
-    (void)pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    (void)pthread_cond_init(&engine->wake, &attributes);
-    (void)pthread_condattr_destroy(&attributes);
+    (void)firni_condition_init(&engine->wake);
 
     firn_status status = fill_defaults(&engine->options, err);
     if (status == FIRN_OK) {

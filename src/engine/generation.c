@@ -18,6 +18,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/condition.h"
 #include "engine/engine_impl.h"
 #include "engine/sampler_impl.h"
 #include "record/record_impl.h"
@@ -118,12 +119,8 @@ static waiting *read_object(firn_engine *engine, const char *ns)
         return NULL;
     }
     wait->env = engine->env;
-    pthread_condattr_t attributes;
     (void)pthread_mutex_init(&wait->mutex, NULL);
-    (void)pthread_condattr_init(&attributes);
-    (void)pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    (void)pthread_cond_init(&wait->answered, &attributes);
-    (void)pthread_condattr_destroy(&attributes);
+    (void)firni_condition_init(&wait->answered);
     const firn_status status = firn_tier_restore_object_async(
         tier, handle, firni_now_ns(engine->env) + WAIT_NS_MAX, answer, wait, NULL);
     firn_tier_release(tier, handle);

@@ -11,6 +11,7 @@
 #include <time.h>
 
 #include "base/base_impl.h"
+#include "base/condition.h"
 #include "model/packed_file.h"
 
 #define CLOSE_SECONDS 30
@@ -118,12 +119,8 @@ firn_status firni_packed_keeper_create(firni_packed_place *place, firni_packed_e
     keeper->n_entries = n_entries;
     keeper->bytes_max = bytes_max;
     keeper->replaces = replaces;
-    pthread_condattr_t attributes;
     (void)pthread_mutex_init(&keeper->mutex, NULL);
-    (void)pthread_condattr_init(&attributes);
-    (void)pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    (void)pthread_cond_init(&keeper->changed, &attributes);
-    (void)pthread_condattr_destroy(&attributes);
+    (void)firni_condition_init(&keeper->changed);
     const int rc = pthread_create(&keeper->thread, NULL, keeper_main, keeper);
     if (rc != 0) {
         (void)pthread_cond_destroy(&keeper->changed);

@@ -21,6 +21,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/condition.h"
 #include "prefix/prefix_impl.h"
 
 /* A lookup that nobody waits for any more has ended by then on a healthy device. */
@@ -369,14 +370,7 @@ void firni_find_ended(firn_prefix *prefix, firni_find *find)
 
 static int init_locks(firni_finder *finder)
 {
-    pthread_condattr_t attributes;
-    int error = pthread_condattr_init(&attributes);
-    if (error != 0) {
-        return error;
-    }
-    (void)pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    error = pthread_cond_init(&finder->ended, &attributes);
-    (void)pthread_condattr_destroy(&attributes);
+    int error = firni_condition_init(&finder->ended);
     if (error != 0) {
         return error;
     }

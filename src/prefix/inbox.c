@@ -6,23 +6,16 @@
 #include <errno.h>
 #include <time.h>
 
+#include "base/condition.h"
 #include "prefix/prefix_impl.h"
 
 /* Longest sleep at a time: bounds are measured on the caller's clock, which may run differently. */
 #define WAIT_NS_MAX UINT64_C(20000000)
 
-/* Waits are timed on the monotonic clock: a corrected wall clock must not stretch the bound of a flush. */
 firn_status firni_inbox_init(firn_prefix *prefix, firn_error *err)
 {
     firni_inbox *inbox = &prefix->inbox;
-    pthread_condattr_t attributes;
-    int error = pthread_condattr_init(&attributes);
-    if (error != 0) {
-        return firni_fail_os(err, error, "cannot create the mailbox of the RAM tier");
-    }
-    (void)pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    error = pthread_cond_init(&inbox->posted, &attributes);
-    (void)pthread_condattr_destroy(&attributes);
+    int error = firni_condition_init(&inbox->posted);
     if (error == 0) {
         error = pthread_mutex_init(&inbox->mutex, NULL);
         if (error != 0) {

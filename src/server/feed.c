@@ -6,6 +6,7 @@
 #include <time.h>
 
 #include "base/base_impl.h"
+#include "base/condition.h"
 #include "server/feed.h"
 
 struct firni_feed {
@@ -25,14 +26,7 @@ firni_feed *firni_feed_create(const firn_env *env)
     if (feed == NULL) {
         return NULL;
     }
-    pthread_condattr_t attributes;
-    if (pthread_condattr_init(&attributes) != 0) {
-        firni_free(env, feed);
-        return NULL;
-    }
-    (void)pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    const bool ok = pthread_cond_init(&feed->changed, &attributes) == 0;
-    (void)pthread_condattr_destroy(&attributes);
+    const bool ok = firni_condition_init(&feed->changed) == 0;
     if (!ok || pthread_mutex_init(&feed->mutex, NULL) != 0) {
         if (ok) {
             (void)pthread_cond_destroy(&feed->changed);

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "base/base_impl.h"
+#include "base/condition.h"
 #include "server/serve_state.h"
 
 #define MIB (UINT64_C(1) << 20)
@@ -88,16 +89,9 @@ static void free_server(firni_server *server)
     firni_free(server->env, server);
 }
 
-/* The condition counts on the monotonic clock: a stop must not take longer because someone set the time. */
 static firn_status init_waiting(firni_server *server, firn_error *err)
 {
-    pthread_condattr_t attributes;
-    int rc = pthread_condattr_init(&attributes);
-    if (rc == 0) {
-        (void)pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-        rc = pthread_cond_init(&server->idle, &attributes);
-        (void)pthread_condattr_destroy(&attributes);
-    }
+    int rc = firni_condition_init(&server->idle);
     if (rc == 0 && (rc = pthread_mutex_init(&server->mutex, NULL)) != 0) {
         (void)pthread_cond_destroy(&server->idle);
     }

@@ -42,16 +42,7 @@ static void submit(setup *s, firn_request request, test_answer *answer)
 
 static void ask(setup *s, firn_request request, test_answer *answer)
 {
-    submit(s, request, answer);
-    test_wait_end(answer);
-    assert_int_equal(answer->finish, FIRN_FINISH_LENGTH);
-}
-
-static void assert_same_answer(const test_answer *a, const test_answer *b)
-{
-    assert_int_equal(a->n_tokens, b->n_tokens);
-    assert_memory_equal(a->tokens, b->tokens, a->n_tokens * sizeof a->tokens[0]);
-    assert_memory_equal(a->logprobs, b->logprobs, a->n_tokens * sizeof a->logprobs[0]);
+    test_ask(&s->stack, request, answer);
 }
 
 /* A new engine over the same tier: RAM is empty. */
@@ -117,11 +108,11 @@ static void a_row_goes_on_while_its_restore_arrives(void **state)
         firn_request request = request_of(s.prompts[0], PROMPT, ANSWER);
         request.no_cache = true;
         ask(&s, request, &fresh);
-        assert_same_answer(&early, &fresh);
+        test_assert_same_answer(&early, &fresh);
         /* What it published is what anybody may build upon. */
         ask(&s, request_of(s.prompts[0], PROMPT, ANSWER), &early);
         assert_int_equal(early.usage.cache.ram_tokens, PROMPT);
-        assert_same_answer(&early, &fresh);
+        test_assert_same_answer(&early, &fresh);
         (void)test_stack_close(&s.stack, 1000000000);
     }
 }
@@ -145,7 +136,7 @@ static void a_layer_that_fails_leads_to_the_computed_answer(void **state)
             firn_pool_get_stats(s.stack.pool, &before);
             s.tier->fail_layer = layer;
             ask(&s, request_of(s.prompts[0], PROMPT, ANSWER), &answer);
-            assert_same_answer(&answer, &fresh);
+            test_assert_same_answer(&answer, &fresh);
             assert_int_equal(answer.usage.cache.disk_tokens, 0);
             assert_int_equal(answer.usage.cache.reason, FIRN_REASON_CORRUPT);
             const firn_engine_stats stats = stats_of(&s, 1);
@@ -184,14 +175,14 @@ static void other_rows_see_nothing_of_it(void **state)
         submit(&s, request_of(s.prompts[p], PROMPT, ANSWER), &restored[p]);
     }
     test_wait_end(&together);
-    assert_same_answer(&alone, &together);
+    test_assert_same_answer(&alone, &together);
     for (uint32_t p = 0; p < N_PROMPTS; p++) {
         test_wait_end(&restored[p]);
         assert_true(restored[p].usage.cache.disk_tokens > 0);
         request = request_of(s.prompts[p], PROMPT, ANSWER);
         request.no_cache = true;
         ask(&s, request, &fresh);
-        assert_same_answer(&restored[p], &fresh);
+        test_assert_same_answer(&restored[p], &fresh);
     }
     assert_int_equal(stats_of(&s, 6).n_early_failed, 0);
     (void)test_stack_close(&s.stack, 1000000000);

@@ -19,23 +19,6 @@ static void fill_prompt(firn_token *tokens, uint32_t n, uint64_t seed)
     }
 }
 
-static void ask(test_stack *stack, firn_request request, test_answer *answer)
-{
-    firn_error err;
-    if (test_submit(stack, request, answer, &err) != FIRN_OK) {
-        fail_msg("%s", err.message);
-    }
-    test_wait_end(answer);
-    assert_int_equal(answer->finish, FIRN_FINISH_LENGTH);
-}
-
-static void assert_same_answer(const test_answer *a, const test_answer *b)
-{
-    assert_int_equal(a->n_tokens, b->n_tokens);
-    assert_memory_equal(a->tokens, b->tokens, a->n_tokens * sizeof a->tokens[0]);
-    assert_memory_equal(a->logprobs, b->logprobs, a->n_tokens * sizeof a->logprobs[0]);
-}
-
 static firn_request request_of(const firn_token *prompt, uint32_t n, uint32_t max_tokens)
 {
     return (firn_request){ .prompt = prompt, .n_prompt = n, .max_tokens = max_tokens, .n_logprobs = 4,
@@ -63,31 +46,31 @@ static void a_repeat_needs_no_forward_in_every_family(void **state)
         test_stack stack;
         test_stack_open(&stack, &(test_stack_options){ .model_path = path });
         fill_prompt(prompt, PROMPT, 7 + m);
-        ask(&stack, request_of(prompt, PROMPT, ANSWER), &cold);
+        test_ask(&stack, request_of(prompt, PROMPT, ANSWER), &cold);
         assert_int_equal(cold.usage.cache.n_tokens, 0);
         const firn_engine_stats before = stats_of(&stack, 1);
-        ask(&stack, request_of(prompt, PROMPT, 1), &one); /* the first token alone: no step at all */
+        test_ask(&stack, request_of(prompt, PROMPT, 1), &one); /* the first token alone: no step at all */
         const firn_engine_stats after = stats_of(&stack, 2);
         assert_int_equal(one.usage.cache.n_tokens, PROMPT);
         assert_int_equal(after.n_steps, before.n_steps);
         assert_int_equal(after.prefix.n_logits_hits, 1);
         assert_memory_equal(&one.logprobs[0], &cold.logprobs[0], sizeof one.logprobs[0]);
         /* All of the answer, also long after others came by and the first row's end is in the tree. */
-        ask(&stack, request_of(prompt, PROMPT, ANSWER), &warm);
+        test_ask(&stack, request_of(prompt, PROMPT, ANSWER), &warm);
         assert_int_equal(warm.usage.cache.n_tokens, PROMPT);
-        assert_same_answer(&cold, &warm);
+        test_assert_same_answer(&cold, &warm);
         /* Sampling sees the same numbers. */
         firn_request request = request_of(prompt, PROMPT, ANSWER);
         request.sampling = (firn_sampling){ .temperature = 0.9f, .top_p = 0.9f, .has_seed = true, .seed = 5 };
-        ask(&stack, request, &sampled);
+        test_ask(&stack, request, &sampled);
         assert_int_equal(sampled.usage.cache.n_tokens, PROMPT);
         request.no_cache = true;
-        ask(&stack, request, &fresh);
-        assert_same_answer(&sampled, &fresh);
+        test_ask(&stack, request, &fresh);
+        test_assert_same_answer(&sampled, &fresh);
         /* Another namespace has neither the state nor the logits. */
         request = request_of(prompt, PROMPT, ANSWER);
         request.ns = "other";
-        ask(&stack, request, &again);
+        test_ask(&stack, request, &again);
         assert_int_equal(again.usage.cache.n_tokens, 0);
         (void)test_stack_close(&stack, 1000000000);
     }
@@ -104,11 +87,11 @@ static void guessing_rows_begin_with_kept_logits_too(void **state)
     for (uint32_t i = 0; i < PROMPT; i++) {
         prompt[i] = 20 + i % 10; /* repeats itself: there is something to guess */
     }
-    ask(&stack, request_of(prompt, PROMPT, 40), &cold);
-    ask(&stack, request_of(prompt, PROMPT, 40), &warm);
+    test_ask(&stack, request_of(prompt, PROMPT, 40), &cold);
+    test_ask(&stack, request_of(prompt, PROMPT, 40), &warm);
     assert_int_equal(warm.usage.cache.n_tokens, PROMPT);
     assert_true(warm.usage.draft.n_rounds > 0);
-    assert_same_answer(&cold, &warm);
+    test_assert_same_answer(&cold, &warm);
     (void)test_stack_close(&stack, 1000000000);
 }
 
@@ -121,7 +104,7 @@ static void logits_whose_state_has_left_are_not_served(void **state)
     test_stack stack;
     test_stack_open(&stack, &(test_stack_options){ .model_path = "tests/oracle/llama.gguf" });
     fill_prompt(prompt, PROMPT, 1);
-    ask(&stack, request_of(prompt, PROMPT, ANSWER), &first);
+    test_ask(&stack, request_of(prompt, PROMPT, ANSWER), &first);
     firn_pool_stats pool;
     firn_pool_get_stats(stack.pool, &pool);
     const uint64_t one_bytes = pool.used_bytes;
@@ -130,11 +113,11 @@ static void logits_whose_state_has_left_are_not_served(void **state)
     test_stack_open(&stack, &(test_stack_options){ .model_path = "tests/oracle/llama.gguf",
                                                    .pool_bytes = one_bytes + one_bytes / 2 });
     fill_prompt(other, PROMPT, 2);
-    ask(&stack, request_of(prompt, PROMPT, ANSWER), &again);
-    ask(&stack, request_of(other, PROMPT, ANSWER), &second);
-    ask(&stack, request_of(prompt, PROMPT, ANSWER), &again);
+    test_ask(&stack, request_of(prompt, PROMPT, ANSWER), &again);
+    test_ask(&stack, request_of(other, PROMPT, ANSWER), &second);
+    test_ask(&stack, request_of(prompt, PROMPT, ANSWER), &again);
     assert_true(again.usage.cache.n_tokens < PROMPT);
-    assert_same_answer(&first, &again);
+    test_assert_same_answer(&first, &again);
     (void)test_stack_close(&stack, 1000000000);
 }
 
@@ -148,7 +131,7 @@ static void many_repeats_at_once_are_all_answered(void **state)
     test_stack_open(&stack, &(test_stack_options){ .model_path = "tests/oracle/mamba2.gguf",
                                                    .engine = { .batch_rows_max = 3 } });
     fill_prompt(prompt, PROMPT, 3);
-    ask(&stack, request_of(prompt, PROMPT, ANSWER), &cold);
+    test_ask(&stack, request_of(prompt, PROMPT, ANSWER), &cold);
     for (uint32_t i = 0; i < N; i++) {
         firn_error err;
         assert_ok(test_submit(&stack, request_of(prompt, PROMPT, 1 + i), &warm[i], &err));

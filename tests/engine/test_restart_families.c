@@ -23,21 +23,9 @@ typedef struct conversation {
 
 static void ask(test_stack *stack, const firn_token *prompt, uint32_t n, test_answer *answer)
 {
-    firn_error err;
     const firn_request request = { .prompt = prompt, .n_prompt = n, .max_tokens = ANSWER, .n_logprobs = 3,
                                    .ignore_end = true };
-    if (test_submit(stack, request, answer, &err) != FIRN_OK) {
-        fail_msg("%s", err.message);
-    }
-    test_wait_end(answer);
-    assert_int_equal(answer->finish, FIRN_FINISH_LENGTH);
-}
-
-static void assert_same_answer(const test_answer *a, const test_answer *b)
-{
-    assert_int_equal(a->n_tokens, b->n_tokens);
-    assert_memory_equal(a->tokens, b->tokens, a->n_tokens * sizeof a->tokens[0]);
-    assert_memory_equal(a->logprobs, b->logprobs, a->n_tokens * sizeof a->logprobs[0]);
+    test_ask(stack, request, answer);
 }
 
 /* The first turn, and a second that goes on with its answer and some more. */
@@ -85,8 +73,8 @@ static void restart_in_every_family(bool in_layer_order)
         assert_true(again.first.usage.cache.disk_tokens >= PROMPT / FIRN_BLOCK_TOKENS * FIRN_BLOCK_TOKENS);
         assert_int_equal(again.first.usage.cache.ram_tokens, 0);
         assert_true(again.second.usage.cache.n_tokens > PROMPT);
-        assert_same_answer(&cold.first, &again.first);
-        assert_same_answer(&cold.second, &again.second);
+        test_assert_same_answer(&cold.first, &again.first);
+        test_assert_same_answer(&cold.second, &again.second);
         firn_error err = { .message = "" };
         if (firn_disk_check(stack.tier, &err) != FIRN_OK) {
             fail_msg("%s", err.message);
@@ -185,7 +173,7 @@ static void the_same_prompt_after_a_restart_computes_no_token(void **state)
             fail_msg("%s: %u of %u tokens from disk, %u steps", r.path, again.usage.cache.disk_tokens, r.n,
                      (unsigned)n_steps);
         }
-        assert_same_answer(&cold, &again);
+        test_assert_same_answer(&cold, &again);
         test_answer_deinit(&cold);
         test_answer_deinit(&again);
         repeat_end(&r);
@@ -222,11 +210,11 @@ static void damaged_logits_cost_one_token_and_nothing_else(void **state)
         if (again.usage.cache.disk_tokens != r.n - 1) {
             fail_msg("%s: %u of %u tokens from disk", r.path, again.usage.cache.disk_tokens, r.n);
         }
-        assert_same_answer(&cold, &again);
+        test_assert_same_answer(&cold, &again);
         /* They were computed again, and stored in the place of the damaged ones. */
         (void)ask_after_restart(&r, (firn_request){ .max_tokens = 1 }, &mended);
         assert_int_equal(mended.usage.cache.disk_tokens, r.n);
-        assert_same_answer(&cold, &mended);
+        test_assert_same_answer(&cold, &mended);
         test_answer_deinit(&cold);
         test_answer_deinit(&again);
         test_answer_deinit(&mended);

@@ -140,3 +140,20 @@ void test_answer_deinit(test_answer *answer)
     (void)pthread_mutex_destroy(&answer->mutex);
     (void)pthread_cond_destroy(&answer->changed);
 }
+
+void test_ask(test_stack *stack, firn_request request, test_answer *answer)
+{
+    firn_error err = { 0 };
+    if (test_submit(stack, request, answer, &err) != FIRN_OK) {
+        fail_msg("%s", err.message);
+    }
+    test_wait_end(answer);
+    assert_int_equal(answer->finish, FIRN_FINISH_LENGTH);
+}
+
+void test_assert_same_answer(const test_answer *a, const test_answer *b)
+{
+    assert_int_equal(a->n_tokens, b->n_tokens);
+    assert_memory_equal(a->tokens, b->tokens, a->n_tokens * sizeof a->tokens[0]);
+    assert_memory_equal(a->logprobs, b->logprobs, a->n_tokens * sizeof a->logprobs[0]);
+}

@@ -62,6 +62,10 @@ typedef struct test_answer {
 firn_status test_submit(test_stack *stack, firn_request request, test_answer *answer, firn_error *err);
 void test_wait_tokens(test_answer *answer, uint32_t n_tokens); /* until so many tokens came, or the end */
 void test_wait_end(test_answer *answer);
+/* Submits, and waits for the end, which must be that of the asked length. */
+void test_ask(test_stack *stack, firn_request request, test_answer *answer);
+/* The same tokens and the same log-probabilities, to the bit. */
+void test_assert_same_answer(const test_answer *a, const test_answer *b);
 void test_answer_deinit(test_answer *answer);
 
 #endif

@@ -19,6 +19,7 @@
 #include <errno.h>
 #include <time.h>
 
+#include "base/condition.h"
 #include "tier/disk/disk_impl.h"
 
 #define QUEUE_MAX          64u
@@ -322,19 +323,6 @@ static void *watch_loop(void *ctx)
 
 /* ---- life -------------------------------------------------------------------------------------------------------- */
 
-/* Timed by the monotonic clock: setting the wall clock must not move a deadline. */
-static bool init_condition(pthread_cond_t *condition)
-{
-    pthread_condattr_t attributes;
-    if (pthread_condattr_init(&attributes) != 0) {
-        return false;
-    }
-    (void)pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    const bool made = pthread_cond_init(condition, &attributes) == 0;
-    (void)pthread_condattr_destroy(&attributes);
-    return made;
-}
-
 firn_status firni_worker_create(firni_disk *disk, firni_worker **out, firn_error *err)
 {
     *out = NULL;
@@ -345,7 +333,7 @@ firn_status firni_worker_create(firni_disk *disk, firni_worker **out, firn_error
     worker->disk = disk;
     worker->upkeep_due = disk->options.ttl_ns > 0; /* what expired while nobody was there */
     (void)pthread_mutex_init(&worker->mutex, NULL);
-    if (init_condition(&worker->reader_wakes) && init_condition(&worker->watcher_wakes)) {
+    if (firni_condition_init(&worker->reader_wakes) == 0 && firni_condition_init(&worker->watcher_wakes) == 0) {
         worker->has_reader = pthread_create(&worker->reader, NULL, read_loop, worker) == 0;
         worker->has_watcher = worker->has_reader && pthread_create(&worker->watcher, NULL, watch_loop, worker) == 0;
     }

@@ -11,6 +11,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/condition.h"
 #include "tier/stack/stack_impl.h"
 
 #define LOWER_DEADLINE_NS UINT64_C(250000000)
@@ -309,18 +310,6 @@ static void fill_defaults(firn_stack_options *options)
     options->stop_ns = o.stop_ns != 0 ? o.stop_ns : STOP_NS;
 }
 
-static bool init_condition(pthread_cond_t *condition)
-{
-    pthread_condattr_t attributes;
-    if (pthread_condattr_init(&attributes) != 0) {
-        return false;
-    }
-    (void)pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    const bool made = pthread_cond_init(condition, &attributes) == 0;
-    (void)pthread_condattr_destroy(&attributes);
-    return made;
-}
-
 /* The one of the threads that was started ends again: it has nothing to do. */
 static void stop_threads(firni_stacked *stacked)
 {
@@ -352,7 +341,7 @@ firn_status firn_stack_create(const firn_stack_options *options, const firn_env 
     stacked->promote_scratch.budget_bytes = stacked->options.promote_bytes_max;
     stacked->copy_scratch.budget_bytes = stacked->options.copy_bytes_max;
     stacked->used_ns = firni_now_ns(env);
-    if (!init_condition(&stacked->changed)) {
+    if (firni_condition_init(&stacked->changed) != 0) {
         firni_free(env, stacked);
         return firni_fail(err, FIRN_ERR_NO_MEMORY, "no resources for a stack of tiers");
     }

@@ -1,0 +1,13 @@
+/*
+ * condition: condition variables whose waits are timed by the monotonic clock, so that setting the wall clock neither
+ * stretches nor cuts a bound.
+ */
+#ifndef FIRNI_CONDITION_H
+#define FIRNI_CONDITION_H
+
+#include <pthread.h>
+
+/* 0, or an errno: the condition was not made. For pthread_cond_timedwait() with times of CLOCK_MONOTONIC. */
+int firni_condition_init(pthread_cond_t *condition);
+
+#endif
