@@ -8,6 +8,7 @@
  * with direct I/O, before the tier and after it: rates of a shared drive come and go, so it is the ratio that counts.
  * Bytes of a packed restore are those that it delivers. Every restored block is compared before it is timed.
  */
+#define BENCH_NAME "bench_restore"
 #define _GNU_SOURCE /* O_DIRECT */
 #include <fcntl.h>
 #include <inttypes.h>
@@ -17,6 +18,7 @@
 #include <unistd.h>
 
 #include "base/base_impl.h"
+#include "bench_common.h"
 #include "bench_dir.h"
 #include "firn/disk.h"
 
@@ -58,36 +60,9 @@ typedef struct bench {
     double packed_share;      /* of the plain bytes */
 } bench;
 
-static void fail(const char *what, const char *why)
-{
-    fprintf(stderr, "bench_restore: %s: %s\n", what, why);
-    exit(1);
-}
-
-static void check_ok(firn_status status, const firn_error *err)
-{
-    if (status != FIRN_OK) {
-        fail(firn_status_name(status), err->message);
-    }
-}
-
-static uint64_t mix(uint64_t x)
-{
-    x += UINT64_C(0x9e3779b97f4a7c15);
-    x = (x ^ (x >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
-    x = (x ^ (x >> 27)) * UINT64_C(0x94d049bb133111eb);
-    return x ^ (x >> 31);
-}
-
 static double now_s(void)
 {
     return (double)firni_now_ns(NULL) * 1e-9;
-}
-
-static int compare_doubles(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
 }
 
 /* Median, least and most; sorts. */

@@ -8,6 +8,7 @@
  * the next one, so that the tier always has something to write. Runs alternate, and which comes first does too: the
  * ratio of the two of each run is what counts. The answers are compared.
  */
+#define BENCH_NAME "bench_write_behind"
 #define _GNU_SOURCE /* mkdtemp is POSIX 2008, yet hidden by some libraries without it */
 #include <inttypes.h>
 #include <pthread.h>
@@ -17,6 +18,7 @@
 #include <unistd.h>
 
 #include "base/base_impl.h"
+#include "bench_common.h"
 #include "bench_dir.h"
 #include "firn/disk.h"
 #include "firn/engine.h"
@@ -55,33 +57,6 @@ typedef struct pass {
     uint64_t digest;
     uint64_t written_bytes, n_stores;
 } pass;
-
-static void fail(const char *what, const char *why)
-{
-    fprintf(stderr, "bench_write_behind: %s: %s\n", what, why);
-    exit(1);
-}
-
-static void check_ok(firn_status status, const firn_error *err)
-{
-    if (status != FIRN_OK) {
-        fail(firn_status_name(status), err->message);
-    }
-}
-
-static uint64_t mix(uint64_t x)
-{
-    x += UINT64_C(0x9e3779b97f4a7c15);
-    x = (x ^ (x >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
-    x = (x ^ (x >> 27)) * UINT64_C(0x94d049bb133111eb);
-    return x ^ (x >> 31);
-}
-
-static int compare_doubles(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
 
 static void print_sample(const char *what, double *values, uint32_t n, const char *unit)
 {
