@@ -93,10 +93,13 @@ static firn_status ask_lower(firni_stacked *stacked, const keep_call *like, keep
     return status;
 }
 
-/* What a removal from both came to: it was there, and is in neither. Of failures the upper's comes first. */
-static firn_status both_removed(firn_status upper, firn_status lower, firn_error *err, const firn_error *upper_err,
-                                const firn_error *lower_err)
+/* Ends a removal that the upper was asked for: asks the lower too. What it came to: it was there, and is in neither. Of
+ * failures the upper's comes first. */
+static firn_status remove_below(firni_stacked *stacked, const keep_call *like, firn_status upper,
+                                const firn_error *upper_err, firn_error *err)
 {
+    firn_error lower_err = { 0 };
+    const firn_status lower = ask_lower(stacked, like, NULL, &lower_err);
     /* A tier without names has nothing to remove. */
     const bool upper_lacks = upper == FIRN_ERR_NOT_FOUND || upper == FIRN_ERR_UNSUPPORTED;
     const bool lower_lacks = lower == FIRN_ERR_NOT_FOUND || lower == FIRN_ERR_UNSUPPORTED;
@@ -106,7 +109,7 @@ static firn_status both_removed(firn_status upper, firn_status lower, firn_error
     }
     const bool is_upper = upper != FIRN_OK && (!upper_lacks || lower_lacks);
     if (err != NULL) {
-        *err = is_upper ? *upper_err : *lower_err;
+        *err = is_upper ? *upper_err : lower_err;
     }
     return is_upper ? upper : lower;
 }
@@ -157,13 +160,12 @@ static firn_status pin(firn_tier *tier, const firn_pin *wanted, firn_error *err)
 static firn_status unpin(firn_tier *tier, const char *name, firn_error *err)
 {
     firni_stacked *stacked = firni_stacked_of(tier);
-    firn_error upper_err = { 0 }, lower_err = { 0 };
+    firn_error upper_err = { 0 };
     (void)firni_copy_unpin(stacked, name);
     const firn_status upper = firn_tier_unpin(stacked->upper, name, &upper_err);
     keep_call like = like_path(NULL, name, NULL, 0);
     like.ask = unpin_below;
-    const firn_status lower = ask_lower(stacked, &like, NULL, &lower_err);
-    return both_removed(upper, lower, err, &upper_err, &lower_err);
+    return remove_below(stacked, &like, upper, &upper_err, err);
 }
 
 /* ---- sessions ---------------------------------------------------------------------------------------------------- */
@@ -244,12 +246,11 @@ static firn_status remove_session_below(firn_tier *lower, keep_call *keep)
 static firn_status remove_session(firn_tier *tier, const char *ns, const char *id, firn_error *err)
 {
     firni_stacked *stacked = firni_stacked_of(tier);
-    firn_error upper_err = { 0 }, lower_err = { 0 };
+    firn_error upper_err = { 0 };
     const firn_status upper = firn_tier_remove_session(stacked->upper, ns, id, &upper_err);
     keep_call like = like_path(ns, id, NULL, 0);
     like.ask = remove_session_below;
-    const firn_status lower = ask_lower(stacked, &like, NULL, &lower_err);
-    return both_removed(upper, lower, err, &upper_err, &lower_err);
+    return remove_below(stacked, &like, upper, &upper_err, err);
 }
 
 /* ---- objects ----------------------------------------------------------------------------------------------------- */
@@ -295,12 +296,11 @@ static firn_status remove_object_below(firn_tier *lower, keep_call *keep)
 static firn_status remove_object(firn_tier *tier, const char *ns, const char *key, firn_error *err)
 {
     firni_stacked *stacked = firni_stacked_of(tier);
-    firn_error upper_err = { 0 }, lower_err = { 0 };
+    firn_error upper_err = { 0 };
     const firn_status upper = firn_tier_remove_object(stacked->upper, ns, key, &upper_err);
     keep_call like = like_path(ns, key, NULL, 0);
     like.ask = remove_object_below;
-    const firn_status lower = ask_lower(stacked, &like, NULL, &lower_err);
-    return both_removed(upper, lower, err, &upper_err, &lower_err);
+    return remove_below(stacked, &like, upper, &upper_err, err);
 }
 
 /* ---- forgetting -------------------------------------------------------------------------------------------------- */
