@@ -204,7 +204,7 @@ static uint64_t load(const atomic_uint_fast64_t *counter)
 }
 
 /* Opens a family: all its samples must follow at once. */
-static void head(firni_buffer *out, const char *name, const char *type, const char *help)
+void firni_metrics_head(firni_buffer *out, const char *name, const char *type, const char *help)
 {
     firni_buffer_format(out, "# HELP %s %s\n# TYPE %s %s\n", name, help, name, type);
 }
@@ -227,7 +227,7 @@ static void label(firni_buffer *out, const char *name, const char *value)
 /* Buckets are cumulative in the format, single in memory: an observation is one increment. */
 static void render_histogram(firni_buffer *out, const char *name, const char *help, const firni_histogram *histogram)
 {
-    head(out, name, "histogram", help);
+    firni_metrics_head(out, name, "histogram", help);
     uint64_t n_total = 0;
     for (uint32_t i = 0; i < FIRNI_BUCKETS - 1; i++) {
         n_total += load(&histogram->counts[i]);
@@ -242,7 +242,7 @@ static void render_histogram(firni_buffer *out, const char *name, const char *he
 /* The tree's own histograms: counted by one thread, copied with its statistics. */
 static void render_latency(firni_buffer *out, const char *name, const char *help, const firn_latency *latency)
 {
-    head(out, name, "histogram", help);
+    firni_metrics_head(out, name, "histogram", help);
     uint64_t n_total = 0;
     for (uint32_t i = 0; i < FIRN_LATENCY_BUCKETS; i++) {
         n_total += latency->counts[i];
@@ -258,7 +258,7 @@ static void render_latency(firni_buffer *out, const char *name, const char *help
 /* Every reason has its line from the start, at 0: a series that appears later breaks rates. */
 static void render_reasons(firni_buffer *out, const char *name, const char *help, const uint64_t *counts)
 {
-    head(out, name, "counter", help);
+    firni_metrics_head(out, name, "counter", help);
     for (uint32_t i = 0; i < FIRN_REASON_COUNT; i++) {
         firni_buffer_format(out, "%s{reason=\"%s\"} %" PRIu64 "\n", name, firn_reason_name((firn_reason)i), counts[i]);
     }
@@ -267,7 +267,8 @@ static void render_reasons(firni_buffer *out, const char *name, const char *help
 /* Only what was ever seen: 600 statuses for each route would be noise. */
 static void render_http(firni_buffer *out, const firni_metrics *metrics)
 {
-    head(out, "firn_http_requests_total", "counter", "HTTP requests by route and status (0: the client left first).");
+    firni_metrics_head(out, "firn_http_requests_total", "counter",
+                       "HTTP requests by route and status (0: the client left first).");
     for (uint32_t route = 0; route < FIRNI_ROUTE_COUNT; route++) {
         for (uint32_t status = 0; status < FIRNI_STATUS_CODES; status++) {
             const uint64_t n = load(&metrics->http[route][status]);
@@ -277,9 +278,11 @@ static void render_http(firni_buffer *out, const firni_metrics *metrics)
             }
         }
     }
-    head(out, "firn_client_disconnects_total", "counter", "Generations cancelled because the client went away.");
+    firni_metrics_head(out, "firn_client_disconnects_total", "counter",
+                       "Generations cancelled because the client went away.");
     firni_buffer_format(out, "firn_client_disconnects_total %" PRIu64 "\n", load(&metrics->n_disconnects));
-    head(out, "firn_request_timeouts_total", "counter", "Generations cancelled because they took too long.");
+    firni_metrics_head(out, "firn_request_timeouts_total", "counter",
+                       "Generations cancelled because they took too long.");
     firni_buffer_format(out, "firn_request_timeouts_total %" PRIu64 "\n", load(&metrics->n_timeouts));
 }
 
@@ -289,7 +292,7 @@ static void render_disk_state(firni_buffer *out, firn_reason now)
     static const firn_reason states[] = { FIRN_REASON_NONE,      FIRN_REASON_DISABLED, FIRN_REASON_READ_ONLY,
                                           FIRN_REASON_DISK_FULL, FIRN_REASON_IO_ERROR, FIRN_REASON_GONE,
                                           FIRN_REASON_WRONG_KEY, FIRN_REASON_DEADLINE };
-    head(out, "firn_disk_state", "gauge", "State of the disk tier: 1 for the one it is in.");
+    firni_metrics_head(out, "firn_disk_state", "gauge", "State of the disk tier: 1 for the one it is in.");
     for (size_t i = 0; i < sizeof states / sizeof states[0]; i++) {
         firni_buffer_format(out, "firn_disk_state{state=\"%s\"} %d\n", firn_reason_name(states[i]), states[i] == now);
     }
@@ -298,7 +301,7 @@ static void render_disk_state(firni_buffer *out, firn_reason now)
 void firni_metrics_render(const firni_metrics *metrics, const firn_engine_stats *stats, const firni_metrics_view *view,
                           firni_buffer *out)
 {
-    head(out, "firn_model_info", "gauge", "The model that is served.");
+    firni_metrics_head(out, "firn_model_info", "gauge", "The model that is served.");
     firni_buffer_text(out, "firn_model_info{");
     label(out, "model", view->model);
     firni_buffer_text(out, ",");
@@ -308,9 +311,9 @@ void firni_metrics_render(const firni_metrics *metrics, const firn_engine_stats 
     firni_buffer_text(out, ",");
     label(out, "weight_type", view->weight_type);
     firni_buffer_text(out, "} 1\n");
-    head(out, "firn_start_time_seconds", "gauge", "When the server started, in seconds since 1970.");
+    firni_metrics_head(out, "firn_start_time_seconds", "gauge", "When the server started, in seconds since 1970.");
     firni_buffer_format(out, "firn_start_time_seconds %" PRIu64 "\n", view->started_s);
-    head(out, "firn_http_connections", "gauge", "Open connections.");
+    firni_metrics_head(out, "firn_http_connections", "gauge", "Open connections.");
     firni_buffer_format(out, "firn_http_connections %u\n", (unsigned)view->n_connections);
 
     for (size_t i = 0; i < sizeof stat_lines / sizeof stat_lines[0]; i++) {
@@ -318,17 +321,19 @@ void firni_metrics_render(const firni_metrics *metrics, const firn_engine_stats 
         uint64_t value; /* every member named in the table is one: AT() would not tell */
         memcpy(&value, (const unsigned char *)stats + line->offset, sizeof value);
         if (line->help != NULL) {
-            head(out, line->name, line->type, line->help);
+            firni_metrics_head(out, line->name, line->type, line->help);
         }
         firni_buffer_format(out, "%s%s %" PRIu64 "\n", line->name, line->labels, value);
     }
-    head(out, "firn_step_seconds_total", "counter", "Time spent in forward steps.");
+    firni_metrics_head(out, "firn_step_seconds_total", "counter", "Time spent in forward steps.");
     firni_buffer_format(out, "firn_step_seconds_total %.9f\n", (double)stats->step_ns_total * 1e-9);
-    head(out, "firn_draft_tokens_per_round", "gauge", "Tokens generated by a forward with guesses, on average.");
+    firni_metrics_head(out, "firn_draft_tokens_per_round", "gauge",
+                       "Tokens generated by a forward with guesses, on average.");
     firni_buffer_format(out, "firn_draft_tokens_per_round %.3f\n",
                         stats->draft.n_rounds > 0 ? (double)stats->draft.round_tokens / (double)stats->draft.n_rounds
                                                   : 0.0);
-    head(out, "firn_prefill_seconds_total", "counter", "Forward time of prompts, shared steps counted whole.");
+    firni_metrics_head(out, "firn_prefill_seconds_total", "counter",
+                       "Forward time of prompts, shared steps counted whole.");
     firni_buffer_format(out, "firn_prefill_seconds_total %.9f\n", (double)load(&metrics->prefill_ns) * 1e-9);
 
     render_reasons(out, "firn_prefix_reasons_total", "Lookups by why no longer prefix was found.",

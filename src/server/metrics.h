@@ -61,6 +61,8 @@ typedef struct firni_metrics_view {
     firn_reason disk_state;  /* DISABLED, ... without a tier; with one the tier's own state counts when this is NONE */
 } firni_metrics_view;
 
+/* The lines before those of a family. */
+void firni_metrics_head(firni_buffer *out, const char *name, const char *type, const char *help);
 /* metrics_tiers.c: the lines of a stack of tiers, for each of the two and for what passes between them. */
 void firni_metrics_render_tiers(const firn_stack_stats *stats, firni_buffer *out);
 

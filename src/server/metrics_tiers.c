@@ -65,11 +65,6 @@ static const stack_line stack_lines[] = {
       OF_STACK(n_copies_refused) },
 };
 
-static void head(firni_buffer *out, const char *name, const char *type, const char *help)
-{
-    firni_buffer_format(out, "# HELP %s %s\n# TYPE %s %s\n", name, help, name, type);
-}
-
 static uint64_t member_at(const void *stats, size_t offset)
 {
     uint64_t value; /* every member named in a table is one */
@@ -93,18 +88,18 @@ void firni_metrics_render_tiers(const firn_stack_stats *stats, firni_buffer *out
 {
     for (size_t i = 0; i < sizeof tier_lines / sizeof tier_lines[0]; i++) {
         const tier_line *line = &tier_lines[i];
-        head(out, line->name, line->type, line->help);
+        firni_metrics_head(out, line->name, line->type, line->help);
         firni_buffer_format(out, "%s{tier=\"upper\"} %" PRIu64 "\n%s{tier=\"lower\"} %" PRIu64 "\n", line->name,
                             member_at(&stats->upper, line->offset), line->name,
                             member_at(&stats->lower, line->offset));
     }
-    head(out, "firn_tier_state", "gauge", "State of a tier of the stack: 1 for the one it is in.");
+    firni_metrics_head(out, "firn_tier_state", "gauge", "State of a tier of the stack: 1 for the one it is in.");
     render_state(out, "upper", stats->upper.state);
     render_state(out, "lower", stats->lower.state);
     for (size_t i = 0; i < sizeof stack_lines / sizeof stack_lines[0]; i++) {
         const stack_line *line = &stack_lines[i];
         if (line->help != NULL) {
-            head(out, line->name, line->type, line->help);
+            firni_metrics_head(out, line->name, line->type, line->help);
         }
         firni_buffer_format(out, "%s%s %" PRIu64 "\n", line->name, line->labels, member_at(stats, line->offset));
     }
