@@ -1,9 +1,10 @@
 /*
- * What this machine can multiply with the same threads: the model's own kind of weights against a few tokens, both
- * small enough for a core's first-level cache. Prefill cannot be faster than its products at this rate.
+ * What this machine can multiply with the same threads: the model's own kind of weights against as many tokens as a
+ * product takes at once, all small enough for a core's second-level cache. Prefill cannot be faster than its products
+ * at this rate.
  *
- * It is the rate of this library's register tile with nothing to wait for, not that of the processor's data sheet: what
- * lies between the two is written down in kernel/matmul_impl.h.
+ * It is the rate of this library's register tiles with no memory to wait for, not that of the processor's data sheet:
+ * what lies between the two is written down in kernel/many_impl.h.
  */
 #include <string.h>
 
@@ -12,10 +13,10 @@
 #include "kernel/kernel_impl.h"
 
 enum {
-    N_ROWS = 32,
-    N_COLS = 512,   /* two blocks of the widest weight types */
-    N_TOKENS = 12,  /* whole tiles of every variant */
-    N_REPEATS = 800,
+    N_ROWS = 128,
+    N_COLS = 512,   /* whole blocks of every weight type */
+    N_TOKENS = 132, /* whole tiles of every variant */
+    N_REPEATS = 18,
     N_TASKS_PER_THREAD = 8,
     SCRATCH_ALIGN = 64,
 };

@@ -179,7 +179,7 @@ void firni_bench_print(const firni_bench *bench)
                  o->shares_depth ? " shared by all rows" : "", o->n_chunk);
     firni_bench_print_row("memory, streaming read", &bench->stream_rate, 1e9, "GB/s");
     (void)printf("\n");
-    firni_bench_print_row("multiply, from first cache", &bench->multiply_rate, 1e9, "GOP/s");
+    firni_bench_print_row("multiply, from second cache", &bench->multiply_rate, 1e9, "GOP/s");
     (void)printf("\n");
     if (bench->prefill_rate.n > 0) {
         (void)snprintf(what, sizeof what, "prefill %" PRIu32, o->n_prompt);

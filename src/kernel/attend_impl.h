@@ -5,9 +5,14 @@
  * scores and adds values. The storage of plain blocks is here, that of quantised ones in quant_impl.h.
  *
  * One token's decode reads each key and value once and is bound by memory; a chunk of queries is bound by
- * multiplication. Measured on Zen 3 (AVX2), a shared machine: 512 queries at a depth of 4,096 reach 65 GFLOP/s a thread
- * of the 80 that multiply-adds alone reach (exp takes most of the rest); decode over 128 MB of f16 keys and values
- * reads 8.9 GB/s with one thread and 10.4 to 12.5 with two, 81 % and 60 to 68 % of a streaming read. Tried and dropped,
+ * multiplication. Measured on Zen 3 (AVX2), a shared machine: 512 queries at a depth of 4,096 reach 60 GFLOP/s a thread
+ * with heads of 64 and 66 with heads of 128, of the 89 that multiply-adds alone reach in its best hour; the register
+ * tiles take 72 % of the time, at nearly that rate, softmax 18 %, expansion 5 %. Decode over 128 MB of f16 keys and
+ * values reads 8.9 GB/s with one thread and 10.4 to 12.5 with two, 81 % and 60 to 68 % of a streaming read.
+ *
+ * A plain tile that many pairs use is expanded to f32 first: 1.02 to 1.15 times as fast as conversions in the register
+ * tiles with heads of 64, 1.10 to 1.23 with heads of 128. Tried: the expanded tile in the order of use (equal). Of the
+ * next tile each group fetches a share, so that it is there in time and is fetched once. Tried and dropped for decode,
  * in a busier hour when this reached 8.5: no prefetch (3.4 GB/s), the whole next tile at once (4.1), the next tile's
  * rows in the order of use (5.5: no sequential stream, as a tile takes two passes over its rows), other prefetch hints
  * (equal).
@@ -39,7 +44,7 @@ enum {
     ATTEND_VECTORS = ATTEND_TILE / LANES,
     ATTEND_PAIRS_MAX = 48,     /* of one batch */
     ATTEND_VALUES_MAX = 8192,  /* floats of running values of one batch: 32 KiB */
-    ATTEND_AHEAD_PAIRS_MAX = 8 /* with more pairs a tile takes longer to use than to fetch */
+    ATTEND_WIDEN_PAIRS_MIN = 12 /* fewer do not pay for a tile's expansion */
 };
 
 typedef struct attend_storage attend_storage;
@@ -68,8 +73,16 @@ typedef struct attend_group {
     uint32_t begin[TILE_ROWS_MAX]; /* lanes of the tile that a pair sees: [begin, end), possibly none */
     uint32_t end[TILE_ROWS_MAX];
     uint64_t seen; /* lanes of the tile that any pair may see at all */
+    uint32_t turn; /* of n_turns groups that use the tile one after the other */
+    uint32_t n_turns;
     float weights[TILE_ROWS_MAX][ATTEND_TILE];
 } attend_group;
+
+/* What one group fetches of the next tile, of `bytes` that all groups fetch together. */
+FIRNI_INLINE size_t attend_share(size_t bytes, const attend_group *group)
+{
+    return (bytes + group->n_turns - 1) / group->n_turns;
+}
 
 /* What depends on how keys and values lie in a block. `block` is the tile's, `ahead` the one to prefetch from. */
 struct attend_storage {
@@ -79,6 +92,8 @@ struct attend_storage {
     /* Which lanes of a tile the batch may see beside what its pairs' positions say; 0: the tile is passed over. NULL:
      * all. Tiles come in ascending order. */
     uint64_t (*seen)(attend_batch *batch, uint32_t tile_index);
+    /* Before the groups of n_pairs pairs use a tile. NULL: nothing. */
+    void (*open)(attend_batch *batch, const uint8_t *block, uint32_t n_pairs);
     /* Fills group->weights with q.k of all 64 tokens; of tokens that a pair does not see with anything. */
     void (*scores)(const attend_batch *batch, attend_group *group, const uint8_t *block, const uint8_t *ahead);
     /* Adds the weighted values of the seen tokens to batch->values, which have been multiplied with rescale. */
@@ -88,31 +103,84 @@ struct attend_storage {
     void (*finish)(attend_batch *batch);
 };
 
+/* ---- plain blocks --------------------------------------------------------------------------------------------- */
+
+/* Elements of a tile of keys or values that are expanded to f32: heads of up to 256. */
+enum { PLAIN_WIDE_MAX = ATTEND_TILE * 256 };
+
+typedef struct plain_batch {
+    attend_batch base;
+    /* Of the tile at hand: in the block, or expanded. */
+    firn_dtype dtype;
+    const uint8_t *k; /* [head_dim][64] */
+    const uint8_t *v; /* [64][value_dim] */
+    _Alignas(64) float wide_k[PLAIN_WIDE_MAX];
+    _Alignas(64) float wide_v[PLAIN_WIDE_MAX];
+} plain_batch;
+
+/* n elements, a multiple of 64. */
+FIRNI_INLINE void plain_widen_dtype(const firn_dtype dtype, const uint8_t *from, size_t n, float *to)
+{
+    for (size_t i = 0; i < n; i += LANES) {
+        lanes_store(to + i, lanes_load_as(dtype, from + i * sizeof(uint16_t)));
+    }
+}
+
+static const uint8_t *plain_widen(firn_dtype dtype, const uint8_t *from, size_t n, float *to)
+{
+    if (dtype == FIRN_DTYPE_F16) {
+        plain_widen_dtype(FIRN_DTYPE_F16, from, n, to);
+    } else {
+        plain_widen_dtype(FIRN_DTYPE_BF16, from, n, to);
+    }
+    return (const uint8_t *)to;
+}
+
+static void plain_open(attend_batch *base, const uint8_t *block, uint32_t n_pairs)
+{
+    plain_batch *batch = (plain_batch *)base;
+    const firni_plain_geometry *geometry = base->task->geometry;
+    const firni_plain_planes planes = firni_plain_planes_of(geometry, block, base->task->kv_head);
+    const size_t n_k = (size_t)ATTEND_TILE * geometry->head_dim;
+    const size_t n_v = (size_t)ATTEND_TILE * geometry->value_dim;
+    batch->dtype = geometry->dtype;
+    batch->k = planes.k;
+    batch->v = planes.v;
+    if (n_pairs >= ATTEND_WIDEN_PAIRS_MIN && geometry->dtype != FIRN_DTYPE_F32 && n_k <= PLAIN_WIDE_MAX &&
+        n_v <= PLAIN_WIDE_MAX) {
+        batch->dtype = FIRN_DTYPE_F32;
+        batch->k = plain_widen(geometry->dtype, planes.k, n_k, batch->wide_k);
+        batch->v = plain_widen(geometry->dtype, planes.v, n_v, batch->wide_v);
+    }
+}
+
 /* ---- 1. scores ------------------------------------------------------------------------------------------------ */
 
-static void plain_scores(const attend_batch *batch, attend_group *group, const uint8_t *block, const uint8_t *ahead)
+static void plain_scores(const attend_batch *base, attend_group *group, const uint8_t *block, const uint8_t *ahead)
 {
-    const firni_plain_geometry *geometry = batch->task->geometry;
-    const uint8_t *k_plane = firni_plain_planes_of(geometry, block, batch->task->kv_head).k;
-    const uintptr_t k_ahead = (uintptr_t)firni_plain_planes_of(geometry, ahead, batch->task->kv_head).k;
-    const size_t element = firni_plain_element_bytes(geometry->dtype);
+    (void)block; /* opened */
+    const plain_batch *batch = (const plain_batch *)base;
+    const firni_plain_geometry *geometry = base->task->geometry;
+    const uintptr_t k_ahead = (uintptr_t)firni_plain_planes_of(geometry, ahead, base->task->kv_head).k;
+    const size_t element = firni_plain_element_bytes(batch->dtype);
+    const size_t ahead_vector = attend_share(LANES * firni_plain_element_bytes(geometry->dtype), group);
     const unsigned width = tile_width(group->n, LANES_ACCUMULATORS);
     tile t = {
         .b_row_bytes = ATTEND_TILE * element,
         .b_block_bytes = LANES * element,
         .count = geometry->head_dim,
-        .ahead_row_bytes = width * LANES * element,
-        .ahead_block_bytes = LANES * element,
+        .ahead_row_bytes = width * ahead_vector,
+        .ahead_block_bytes = ahead_vector,
         .c_stride = ATTEND_TILE,
     };
     for (uint32_t i = 0; i < group->n; i++) {
-        t.a[i] = batch->q[group->first + i];
+        t.a[i] = base->q[group->first + i];
     }
     for (unsigned j = 0; j < ATTEND_VECTORS; j += width) {
-        t.b = k_plane + j * LANES * element;
-        t.ahead = k_ahead + j * LANES * element * geometry->head_dim;
+        t.b = batch->k + j * LANES * element;
+        t.ahead = k_ahead + (group->turn * ATTEND_VECTORS + j) * ahead_vector * geometry->head_dim;
         t.c = group->weights[0] + j * LANES;
-        tile_multiply(geometry->dtype, group->n, width, &t);
+        tile_multiply(batch->dtype, group->n, width, &t);
     }
 }
 
@@ -211,7 +279,8 @@ typedef struct attend_rows {
     firn_dtype dtype;
     size_t row_bytes; /* from one token to the next */
     const uint8_t *base;
-    uintptr_t ahead;
+    uintptr_t ahead;     /* what this group fetches of the next tile, */
+    size_t ahead_vector; /* so many bytes for each vector read */
 } attend_rows;
 
 /* Adds tokens [begin, end) of the tile to the running values of pairs [i, i + n) of the group. */
@@ -230,7 +299,7 @@ static void attend_add_rows(attend_batch *batch, const attend_group *group, uint
         .b_row_bytes = from->row_bytes,
         .b_block_bytes = LANES * element,
         .count = end - begin,
-        .ahead_block_bytes = LANES * element,
+        .ahead_block_bytes = from->ahead_vector,
         .c_stride = batch->value_stride,
         .add = true,
     };
@@ -241,8 +310,8 @@ static void attend_add_rows(attend_batch *batch, const attend_group *group, uint
     for (uint32_t j = 0; j < n_full; j += width) {
         width = n_full - j >= widest ? widest : 1;
         t.b = rows + j * LANES * element;
-        t.ahead = ahead + j * LANES * element * ATTEND_TILE;
-        t.ahead_row_bytes = width * LANES * element;
+        t.ahead = ahead + j * from->ahead_vector * ATTEND_TILE;
+        t.ahead_row_bytes = width * from->ahead_vector;
         t.c = values + (size_t)j * LANES;
         tile_multiply(from->dtype, n, width, &t);
     }
@@ -278,22 +347,30 @@ static void attend_add_seen_rows(attend_batch *batch, const attend_group *group,
     }
 }
 
-static void plain_values(attend_batch *batch, const attend_group *group, const float rescale[LANES],
+static void plain_values(attend_batch *base, const attend_group *group, const float rescale[LANES],
                          const uint8_t *block, const uint8_t *ahead)
 {
     (void)rescale; /* there is nothing beside the values */
-    const firni_attend_task *task = batch->task;
+    (void)block;   /* opened */
+    const plain_batch *batch = (const plain_batch *)base;
+    const firni_plain_geometry *geometry = base->task->geometry;
+    const size_t stored = firni_plain_element_bytes(geometry->dtype);
+    const size_t ahead_vector = attend_share(LANES * stored, group);
+    const uint32_t n_vectors = geometry->value_dim / LANES;
     const attend_rows from = {
-        .dtype = task->geometry->dtype,
-        .row_bytes = task->geometry->value_dim * firni_plain_element_bytes(task->geometry->dtype),
-        .base = firni_plain_planes_of(task->geometry, block, task->kv_head).v,
-        .ahead = (uintptr_t)firni_plain_planes_of(task->geometry, ahead, task->kv_head).v,
+        .dtype = batch->dtype,
+        .row_bytes = geometry->value_dim * firni_plain_element_bytes(batch->dtype),
+        .base = batch->v,
+        .ahead = (uintptr_t)firni_plain_planes_of(geometry, ahead, base->task->kv_head).v +
+                 group->turn * n_vectors * ahead_vector * ATTEND_TILE,
+        .ahead_vector = ahead_vector,
     };
-    attend_add_seen_rows(batch, group, &from);
+    attend_add_seen_rows(base, group, &from);
 }
 
 static const attend_storage plain_storage = {
     .group_pairs_max = TILE_ROWS_MAX,
+    .open = plain_open,
     .scores = plain_scores,
     .values = plain_values,
 };
@@ -377,15 +454,18 @@ static void attend_run_tile(attend_batch *batch, uint32_t first, uint32_t n, uin
     /* The next tile lies anywhere in memory. It is fetched while this one is used, each plane from its beginning to its
      * end, since processors follow a sequential stream further than the requests that one core may have open. */
     const uint32_t last_tile = (batch->visible[first + n - 1].end - 1) / ATTEND_TILE;
-    const bool fetch = tile_index < last_tile && n <= ATTEND_AHEAD_PAIRS_MAX &&
+    const bool fetch = tile_index < last_tile &&
                        (batch->task->rows == NULL || attend_pair_sees(batch, first, tile_index + 1));
     const uint8_t *ahead = fetch ? firn_block_data(firni_attend_block(row, tile_index + 1)) : data;
+    if (storage->open != NULL) {
+        storage->open(batch, data, n);
+    }
     attend_group group;
     group.seen = seen;
-    for (group.first = first; group.first < first + n; group.first += group.n) {
-        const uint32_t left = first + n - group.first;
-        const uint32_t n_groups = (left + storage->group_pairs_max - 1) / storage->group_pairs_max;
-        group.n = left / n_groups;
+    group.turn = 0;
+    group.n_turns = (n + storage->group_pairs_max - 1) / storage->group_pairs_max;
+    for (group.first = first; group.first < first + n; group.first += group.n, group.turn++) {
+        group.n = (first + n - group.first) / (group.n_turns - group.turn);
         if (!attend_group_ranges(batch, &group, tile_index * ATTEND_TILE)) {
             continue;
         }
@@ -479,12 +559,12 @@ FIRNI_INLINE uint32_t attend_batch_pairs(uint32_t dim)
 static void lanes_attend_plain(const firni_attend_task *task)
 {
     firni_attend_task_check(task);
-    attend_batch batch;
-    batch.task = task;
-    batch.storage = &plain_storage;
-    batch.head_dim = task->geometry->head_dim;
-    batch.value_dim = task->geometry->value_dim;
-    attend_walk(&batch, attend_batch_pairs(task->geometry->value_dim));
+    plain_batch batch;
+    batch.base.task = task;
+    batch.base.storage = &plain_storage;
+    batch.base.head_dim = task->geometry->head_dim;
+    batch.base.value_dim = task->geometry->value_dim;
+    attend_walk(&batch.base, attend_batch_pairs(task->geometry->value_dim));
 }
 
 #endif
