@@ -17,7 +17,7 @@
  * rows in the order of use (5.5: no sequential stream, as a tile takes two passes over its rows), other prefetch hints
  * (equal).
  *
- * The (query, head) pairs of a task are taken in batches, whose running state fits in the first-level cache; a batch
+ * The (query, head) pairs of a task are taken in batches, whose running state fits in the second-level cache; a batch
  * walks the 64-token tiles from the oldest to the newest, and each tile serves the batch in register tiles of up to
  * six pairs. Pairs of several rows share a tile where their rows share its block: rows that began with the same prompt
  * read it once, and since a pair's own sums do not depend on its company, with the same bits.
@@ -43,8 +43,7 @@ enum {
     ATTEND_TILE = FIRN_BLOCK_TOKENS,
     ATTEND_VECTORS = ATTEND_TILE / LANES,
     ATTEND_PAIRS_MAX = 48,     /* of one batch */
-    ATTEND_VALUES_MAX = 8192,  /* floats of running values of one batch: 32 KiB */
-    ATTEND_WIDEN_PAIRS_MIN = 12 /* fewer do not pay for a tile's expansion */
+    ATTEND_VALUES_MAX = 24576, /* floats of running values of one batch: 96 KiB */
 };
 
 typedef struct attend_storage attend_storage;
@@ -92,8 +91,8 @@ struct attend_storage {
     /* Which lanes of a tile the batch may see beside what its pairs' positions say; 0: the tile is passed over. NULL:
      * all. Tiles come in ascending order. */
     uint64_t (*seen)(attend_batch *batch, uint32_t tile_index);
-    /* Before the groups of n_pairs pairs use a tile. NULL: nothing. */
-    void (*open)(attend_batch *batch, const uint8_t *block, uint32_t n_pairs);
+    /* Before the groups of n_pairs pairs use the lanes `seen` of a tile. NULL: nothing. */
+    void (*open)(attend_batch *batch, const uint8_t *block, uint32_t n_pairs, uint64_t seen);
     /* Fills group->weights with q.k of all 64 tokens; of tokens that a pair does not see with anything. */
     void (*scores)(const attend_batch *batch, attend_group *group, const uint8_t *block, const uint8_t *ahead);
     /* Adds the weighted values of the seen tokens to batch->values, which have been multiplied with rescale. */
@@ -103,10 +102,32 @@ struct attend_storage {
     void (*finish)(attend_batch *batch);
 };
 
+/* ---- expansion ------------------------------------------------------------------------------------------------ */
+
+/* n elements, a multiple of 16. */
+FIRNI_INLINE void attend_widen_dtype(const firn_dtype dtype, const uint8_t *from, size_t n, float *to)
+{
+    for (size_t i = 0; i < n; i += LANES) {
+        lanes_store(to + i, lanes_load_as(dtype, from + i * sizeof(uint16_t)));
+    }
+}
+
+static void attend_widen(firn_dtype dtype, const uint8_t *from, size_t n, float *to)
+{
+    if (dtype == FIRN_DTYPE_F16) {
+        attend_widen_dtype(FIRN_DTYPE_F16, from, n, to);
+    } else {
+        assert(dtype == FIRN_DTYPE_BF16);
+        attend_widen_dtype(FIRN_DTYPE_BF16, from, n, to);
+    }
+}
+
 /* ---- plain blocks --------------------------------------------------------------------------------------------- */
 
-/* Elements of a tile of keys or values that are expanded to f32: heads of up to 256. */
-enum { PLAIN_WIDE_MAX = ATTEND_TILE * 256 };
+enum {
+    PLAIN_WIDEN_PAIRS_MIN = 12,        /* fewer do not pay for a tile's expansion */
+    PLAIN_WIDE_MAX = ATTEND_TILE * 256 /* elements of a tile of keys or values: heads of up to 256 */
+};
 
 typedef struct plain_batch {
     attend_batch base;
@@ -118,26 +139,9 @@ typedef struct plain_batch {
     _Alignas(64) float wide_v[PLAIN_WIDE_MAX];
 } plain_batch;
 
-/* n elements, a multiple of 64. */
-FIRNI_INLINE void plain_widen_dtype(const firn_dtype dtype, const uint8_t *from, size_t n, float *to)
+static void plain_open(attend_batch *base, const uint8_t *block, uint32_t n_pairs, uint64_t seen)
 {
-    for (size_t i = 0; i < n; i += LANES) {
-        lanes_store(to + i, lanes_load_as(dtype, from + i * sizeof(uint16_t)));
-    }
-}
-
-static const uint8_t *plain_widen(firn_dtype dtype, const uint8_t *from, size_t n, float *to)
-{
-    if (dtype == FIRN_DTYPE_F16) {
-        plain_widen_dtype(FIRN_DTYPE_F16, from, n, to);
-    } else {
-        plain_widen_dtype(FIRN_DTYPE_BF16, from, n, to);
-    }
-    return (const uint8_t *)to;
-}
-
-static void plain_open(attend_batch *base, const uint8_t *block, uint32_t n_pairs)
-{
+    (void)seen; /* all that positions allow */
     plain_batch *batch = (plain_batch *)base;
     const firni_plain_geometry *geometry = base->task->geometry;
     const firni_plain_planes planes = firni_plain_planes_of(geometry, block, base->task->kv_head);
@@ -146,11 +150,13 @@ static void plain_open(attend_batch *base, const uint8_t *block, uint32_t n_pair
     batch->dtype = geometry->dtype;
     batch->k = planes.k;
     batch->v = planes.v;
-    if (n_pairs >= ATTEND_WIDEN_PAIRS_MIN && geometry->dtype != FIRN_DTYPE_F32 && n_k <= PLAIN_WIDE_MAX &&
+    if (n_pairs >= PLAIN_WIDEN_PAIRS_MIN && geometry->dtype != FIRN_DTYPE_F32 && n_k <= PLAIN_WIDE_MAX &&
         n_v <= PLAIN_WIDE_MAX) {
+        attend_widen(geometry->dtype, planes.k, n_k, batch->wide_k);
+        attend_widen(geometry->dtype, planes.v, n_v, batch->wide_v);
         batch->dtype = FIRN_DTYPE_F32;
-        batch->k = plain_widen(geometry->dtype, planes.k, n_k, batch->wide_k);
-        batch->v = plain_widen(geometry->dtype, planes.v, n_v, batch->wide_v);
+        batch->k = (const uint8_t *)batch->wide_k;
+        batch->v = (const uint8_t *)batch->wide_v;
     }
 }
 
@@ -458,7 +464,7 @@ static void attend_run_tile(attend_batch *batch, uint32_t first, uint32_t n, uin
                        (batch->task->rows == NULL || attend_pair_sees(batch, first, tile_index + 1));
     const uint8_t *ahead = fetch ? firn_block_data(firni_attend_block(row, tile_index + 1)) : data;
     if (storage->open != NULL) {
-        storage->open(batch, data, n);
+        storage->open(batch, data, n, seen);
     }
     attend_group group;
     group.seen = seen;
