@@ -19,7 +19,7 @@
 #include "kernel/packed.h"
 #include "kernel/variants_impl.h"
 
-enum { RUNS = 7, STREAM_CHUNKS = 64, STREAM_LINES = 8, LINE_WORDS = 8, STREAM_AHEAD_WORDS = 256 };
+enum { RUNS = 7, STREAM_CHUNKS = 64, STREAMS = 4, LINE_WORDS = 8, STREAM_AHEAD_WORDS = 256 };
 
 typedef struct bench {
     const firni_kernels *kernels;
@@ -117,15 +117,16 @@ static void stream_task(void *ctx, uint32_t index, uint32_t thread)
 {
     stream *s = ctx;
     (void)thread;
-    const uint64_t *p = s->words + s->n_words / STREAM_CHUNKS * index;
-    uint64_t sums[STREAM_LINES] = {0};
-    for (size_t i = 0; i < s->n_words / STREAM_CHUNKS; i += STREAM_LINES * LINE_WORDS) {
-        for (unsigned j = 0; j < STREAM_LINES; j++) {
-            __builtin_prefetch(p + i + j * LINE_WORDS + STREAM_AHEAD_WORDS);
-            sums[j] += p[i + j * LINE_WORDS];
+    const size_t n_words = s->n_words / STREAM_CHUNKS / STREAMS; /* of a stream */
+    const uint64_t *p = s->words + index * STREAMS * n_words;
+    uint64_t sums[STREAMS] = {0};
+    for (size_t i = 0; i < n_words; i += LINE_WORDS) {
+        for (unsigned j = 0; j < STREAMS; j++) {
+            __builtin_prefetch(p + j * n_words + i + STREAM_AHEAD_WORDS);
+            sums[j] += p[j * n_words + i];
         }
     }
-    for (unsigned j = 1; j < STREAM_LINES; j++) {
+    for (unsigned j = 1; j < STREAMS; j++) {
         sums[0] += sums[j];
     }
     s->sums[index] = sums[0];
