@@ -38,6 +38,7 @@
 
 #include "kernel/tile_impl.h"
 #include "kernel/variants_impl.h"
+#include "kernel/vector_impl.h"
 
 enum {
     ATTEND_TILE = FIRN_BLOCK_TOKENS,
@@ -56,6 +57,8 @@ typedef struct attend_batch {
     uint32_t value_dim;
     uint32_t value_stride; /* value_dim rounded up to whole vectors */
     uint32_t n_pairs;
+    const uint8_t *block; /* of the tile at hand */
+    const uint8_t *ahead; /* the one to prefetch from meanwhile */
     const float *q[ATTEND_PAIRS_MAX];
     float *out[ATTEND_PAIRS_MAX];
     firni_attend_row rows[ATTEND_PAIRS_MAX];
@@ -83,7 +86,7 @@ FIRNI_INLINE size_t attend_share(size_t bytes, const attend_group *group)
     return (bytes + group->n_turns - 1) / group->n_turns;
 }
 
-/* What depends on how keys and values lie in a block. `block` is the tile's, `ahead` the one to prefetch from. */
+/* What depends on how keys and values lie in a block. */
 struct attend_storage {
     uint32_t group_pairs_max; /* pairs of one attend_group, at most TILE_ROWS_MAX */
     /* Once the queries of a batch are known. NULL: nothing. */
@@ -92,35 +95,14 @@ struct attend_storage {
      * all. Tiles come in ascending order. */
     uint64_t (*seen)(attend_batch *batch, uint32_t tile_index);
     /* Before the groups of n_pairs pairs use the lanes `seen` of a tile. NULL: nothing. */
-    void (*open)(attend_batch *batch, const uint8_t *block, uint32_t n_pairs, uint64_t seen);
+    void (*open)(attend_batch *batch, uint32_t n_pairs, uint64_t seen);
     /* Fills group->weights with q.k of all 64 tokens; of tokens that a pair does not see with anything. */
-    void (*scores)(const attend_batch *batch, attend_group *group, const uint8_t *block, const uint8_t *ahead);
+    void (*scores)(const attend_batch *batch, attend_group *group);
     /* Adds the weighted values of the seen tokens to batch->values, which have been multiplied with rescale. */
-    void (*values)(attend_batch *batch, const attend_group *group, const float rescale[LANES], const uint8_t *block,
-                   const uint8_t *ahead);
+    void (*values)(attend_batch *batch, const attend_group *group, const float rescale[LANES]);
     /* Once all tiles are done, before values are divided by the sum of weights. NULL: nothing. */
     void (*finish)(attend_batch *batch);
 };
-
-/* ---- expansion ------------------------------------------------------------------------------------------------ */
-
-/* n elements, a multiple of 16. */
-FIRNI_INLINE void attend_widen_dtype(const firn_dtype dtype, const uint8_t *from, size_t n, float *to)
-{
-    for (size_t i = 0; i < n; i += LANES) {
-        lanes_store(to + i, lanes_load_as(dtype, from + i * sizeof(uint16_t)));
-    }
-}
-
-static void attend_widen(firn_dtype dtype, const uint8_t *from, size_t n, float *to)
-{
-    if (dtype == FIRN_DTYPE_F16) {
-        attend_widen_dtype(FIRN_DTYPE_F16, from, n, to);
-    } else {
-        assert(dtype == FIRN_DTYPE_BF16);
-        attend_widen_dtype(FIRN_DTYPE_BF16, from, n, to);
-    }
-}
 
 /* ---- plain blocks --------------------------------------------------------------------------------------------- */
 
@@ -139,12 +121,12 @@ typedef struct plain_batch {
     _Alignas(64) float wide_v[PLAIN_WIDE_MAX];
 } plain_batch;
 
-static void plain_open(attend_batch *base, const uint8_t *block, uint32_t n_pairs, uint64_t seen)
+static void plain_open(attend_batch *base, uint32_t n_pairs, uint64_t seen)
 {
     (void)seen; /* all that positions allow */
     plain_batch *batch = (plain_batch *)base;
     const firni_plain_geometry *geometry = base->task->geometry;
-    const firni_plain_planes planes = firni_plain_planes_of(geometry, block, base->task->kv_head);
+    const firni_plain_planes planes = firni_plain_planes_of(geometry, base->block, base->task->kv_head);
     const size_t n_k = (size_t)ATTEND_TILE * geometry->head_dim;
     const size_t n_v = (size_t)ATTEND_TILE * geometry->value_dim;
     batch->dtype = geometry->dtype;
@@ -152,8 +134,8 @@ static void plain_open(attend_batch *base, const uint8_t *block, uint32_t n_pair
     batch->v = planes.v;
     if (n_pairs >= PLAIN_WIDEN_PAIRS_MIN && geometry->dtype != FIRN_DTYPE_F32 && n_k <= PLAIN_WIDE_MAX &&
         n_v <= PLAIN_WIDE_MAX) {
-        attend_widen(geometry->dtype, planes.k, n_k, batch->wide_k);
-        attend_widen(geometry->dtype, planes.v, n_v, batch->wide_v);
+        widen_elements(geometry->dtype, batch->wide_k, planes.k, n_k);
+        widen_elements(geometry->dtype, batch->wide_v, planes.v, n_v);
         batch->dtype = FIRN_DTYPE_F32;
         batch->k = (const uint8_t *)batch->wide_k;
         batch->v = (const uint8_t *)batch->wide_v;
@@ -162,12 +144,11 @@ static void plain_open(attend_batch *base, const uint8_t *block, uint32_t n_pair
 
 /* ---- 1. scores ------------------------------------------------------------------------------------------------ */
 
-static void plain_scores(const attend_batch *base, attend_group *group, const uint8_t *block, const uint8_t *ahead)
+static void plain_scores(const attend_batch *base, attend_group *group)
 {
-    (void)block; /* opened */
     const plain_batch *batch = (const plain_batch *)base;
     const firni_plain_geometry *geometry = base->task->geometry;
-    const uintptr_t k_ahead = (uintptr_t)firni_plain_planes_of(geometry, ahead, base->task->kv_head).k;
+    const uintptr_t k_ahead = (uintptr_t)firni_plain_planes_of(geometry, base->ahead, base->task->kv_head).k;
     const size_t element = firni_plain_element_bytes(batch->dtype);
     const size_t ahead_vector = attend_share(LANES * firni_plain_element_bytes(geometry->dtype), group);
     const unsigned width = tile_width(group->n, LANES_ACCUMULATORS);
@@ -353,11 +334,9 @@ static void attend_add_seen_rows(attend_batch *batch, const attend_group *group,
     }
 }
 
-static void plain_values(attend_batch *base, const attend_group *group, const float rescale[LANES],
-                         const uint8_t *block, const uint8_t *ahead)
+static void plain_values(attend_batch *base, const attend_group *group, const float rescale[LANES])
 {
     (void)rescale; /* there is nothing beside the values */
-    (void)block;   /* opened */
     const plain_batch *batch = (const plain_batch *)base;
     const firni_plain_geometry *geometry = base->task->geometry;
     const size_t stored = firni_plain_element_bytes(geometry->dtype);
@@ -367,7 +346,7 @@ static void plain_values(attend_batch *base, const attend_group *group, const fl
         .dtype = batch->dtype,
         .row_bytes = geometry->value_dim * firni_plain_element_bytes(batch->dtype),
         .base = batch->v,
-        .ahead = (uintptr_t)firni_plain_planes_of(geometry, ahead, base->task->kv_head).v +
+        .ahead = (uintptr_t)firni_plain_planes_of(geometry, base->ahead, base->task->kv_head).v +
                  group->turn * n_vectors * ahead_vector * ATTEND_TILE,
         .ahead_vector = ahead_vector,
     };
@@ -456,15 +435,15 @@ static void attend_run_tile(attend_batch *batch, uint32_t first, uint32_t n, uin
 {
     const attend_storage *storage = batch->storage;
     const firni_attend_row *row = &batch->rows[first];
-    const uint8_t *data = firn_block_data(firni_attend_block(row, tile_index));
+    batch->block = firn_block_data(firni_attend_block(row, tile_index));
     /* The next tile lies anywhere in memory. It is fetched while this one is used, each plane from its beginning to its
      * end, since processors follow a sequential stream further than the requests that one core may have open. */
     const uint32_t last_tile = (batch->visible[first + n - 1].end - 1) / ATTEND_TILE;
     const bool fetch = tile_index < last_tile &&
                        (batch->task->rows == NULL || attend_pair_sees(batch, first, tile_index + 1));
-    const uint8_t *ahead = fetch ? firn_block_data(firni_attend_block(row, tile_index + 1)) : data;
+    batch->ahead = fetch ? firn_block_data(firni_attend_block(row, tile_index + 1)) : batch->block;
     if (storage->open != NULL) {
-        storage->open(batch, data, n, seen);
+        storage->open(batch, n, seen);
     }
     attend_group group;
     group.seen = seen;
@@ -476,11 +455,11 @@ static void attend_run_tile(attend_batch *batch, uint32_t first, uint32_t n, uin
             continue;
         }
         float rescale[LANES];
-        storage->scores(batch, &group, data, ahead);
+        storage->scores(batch, &group);
         if (attend_softmax(batch, &group, rescale)) {
             attend_rescale(batch, &group, rescale);
         }
-        storage->values(batch, &group, rescale, data, ahead);
+        storage->values(batch, &group, rescale);
     }
 }
 

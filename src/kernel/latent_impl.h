@@ -37,13 +37,13 @@ typedef struct latent_batch {
     _Alignas(64) float wide[LATENT_WIDE_MAX];
 } latent_batch;
 
-static void latent_open(attend_batch *base, const uint8_t *block, uint32_t n_pairs, uint64_t seen)
+static void latent_open(attend_batch *base, uint32_t n_pairs, uint64_t seen)
 {
     latent_batch *batch = (latent_batch *)base;
     const firni_latent_geometry *geometry = base->task->latent;
     const uint32_t dim = geometry->head_dim;
     batch->dtype = geometry->dtype;
-    batch->keys = block;
+    batch->keys = base->block;
     if (n_pairs < LATENT_WIDEN_PAIRS_MIN || geometry->dtype == FIRN_DTYPE_F32 || dim % LANES != 0 ||
         (size_t)ATTEND_TILE * dim > LATENT_WIDE_MAX) {
         return;
@@ -51,7 +51,7 @@ static void latent_open(attend_batch *base, const uint8_t *block, uint32_t n_pai
     const size_t row_bytes = dim * sizeof(uint16_t);
     for (uint32_t t = 0; t < ATTEND_TILE; t++) {
         if ((seen >> t & 1) != 0) {
-            attend_widen(geometry->dtype, block + t * row_bytes, dim, batch->wide + (size_t)t * dim);
+            widen_elements(geometry->dtype, batch->wide + (size_t)t * dim, base->block + t * row_bytes, dim);
         }
     }
     batch->dtype = FIRN_DTYPE_F32;
@@ -165,10 +165,9 @@ static uint32_t latent_tokens(const attend_group *group, uint8_t tokens[ATTEND_T
     return n;
 }
 
-static void latent_scores(const attend_batch *base, attend_group *group, const uint8_t *block, const uint8_t *ahead)
+/* Nothing is fetched ahead: a tile takes longer to use than to fetch, whatever the number of heads. */
+static void latent_scores(const attend_batch *base, attend_group *group)
 {
-    (void)block; /* opened */
-    (void)ahead; /* a tile takes longer to use than to fetch, whatever the number of heads */
     const latent_batch *batch = (const latent_batch *)base;
     const uint32_t dim = base->task->latent->head_dim;
     const size_t row_bytes = dim * firni_plain_element_bytes(batch->dtype);
@@ -198,12 +197,9 @@ static void latent_scores(const attend_batch *base, attend_group *group, const u
     }
 }
 
-static void latent_values(attend_batch *base, const attend_group *group, const float rescale[LANES],
-                          const uint8_t *block, const uint8_t *ahead)
+static void latent_values(attend_batch *base, const attend_group *group, const float rescale[LANES])
 {
     (void)rescale; /* there is nothing beside the values */
-    (void)block;   /* opened */
-    (void)ahead;
     const latent_batch *batch = (const latent_batch *)base;
     const attend_rows from = {
         .dtype = batch->dtype,
@@ -282,7 +278,7 @@ static void lanes_index_scores(const firni_latent_geometry *geometry, const uint
     firn_dtype dtype = geometry->dtype;
     _Alignas(64) float wide[INDEX_WIDE_MAX];
     if (n_heads >= INDEX_WIDEN_HEADS_MIN && dtype != FIRN_DTYPE_F32 && n_elements <= INDEX_WIDE_MAX) {
-        attend_widen(dtype, keys, n_elements, wide);
+        widen_elements(dtype, wide, keys, n_elements);
         keys = (const uint8_t *)wide;
         dtype = FIRN_DTYPE_F32;
     }

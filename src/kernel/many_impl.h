@@ -27,10 +27,8 @@
 #include "kernel/grouped_impl.h"
 
 enum {
-    MANY_TOKENS_MIN = 64, /* fewer do not pay for the expansion; tiles then have 5 or 6 tokens */
     MANY_TILES_MAX = 22,  /* of a span: 256 tokens are two spans */
     MANY_TOKENS_MAX = MANY_TILES_MAX * TILE_ROWS_MAX,
-    MANY_PANELS_MAX = 8, /* that pass over a segment's activations one after the other */
     MANY_WIDTH_MAX = 4,  /* that a tile multiplies side by side */
     MANY_CACHE_LINE = 64,
 };
@@ -241,7 +239,7 @@ typedef struct many_span {
     uint32_t n_tiles;
     float *y;
     size_t y_stride;
-    _Alignas(MANY_CACHE_LINE) float chains[MANY_PANELS_MAX][MANY_TOKENS_MAX * LANES];
+    _Alignas(MANY_CACHE_LINE) float chains[FIRNI_MANY_PANELS][MANY_TOKENS_MAX * LANES];
 } many_span;
 
 /* Fetches the part of [at, at + n_bytes) that falls to turn i of n, to the second-level cache. */
@@ -343,8 +341,9 @@ static void many_multiply_panels(const firni_matrix *w, const void *acts, float 
     for (uint32_t spans_left = (tiles_left + MANY_TILES_MAX - 1) / MANY_TILES_MAX; spans_left > 0; spans_left--) {
         span.n_tiles = tiles_left / spans_left;
         span.n = (uint32_t)((uint64_t)(n_tokens - span.token) * span.n_tiles / tiles_left);
-        for (uint32_t panel = panel_begin; panel < panel_end; panel += MANY_PANELS_MAX) {
-            many_multiply_span(&span, panel, panel_end - panel < MANY_PANELS_MAX ? panel_end - panel : MANY_PANELS_MAX);
+        for (uint32_t panel = panel_begin; panel < panel_end; panel += FIRNI_MANY_PANELS) {
+            const uint32_t left = panel_end - panel;
+            many_multiply_span(&span, panel, left < FIRNI_MANY_PANELS ? left : FIRNI_MANY_PANELS);
         }
         span.token += span.n;
         tiles_left -= span.n_tiles;

@@ -15,8 +15,6 @@
 enum {
     CHUNK_BYTES = 192 * 1024, /* of weights; half of a common second-level cache */
     CHUNK_PANELS_MIN = 4,     /* what one token's register tile takes at a time */
-    CHUNK_PANELS_MANY = 8,    /* what many tokens pass over before their next segment of activations is read */
-    CHUNK_TOKENS_MANY = 64,
     TASKS_PER_THREAD = 4,     /* enough to balance threads of unequal speed */
     PREPARE_TOKENS = 16,      /* tokens of one prepare task */
     SCRATCH_ALIGN = 64
@@ -68,7 +66,7 @@ static uint32_t chunk_panels_of(const firni_matrix *w, uint32_t n_panels, uint32
 {
     const size_t panel_bytes = firni_panel_bytes(w->type, w->n_cols);
     const uint32_t fitting = (uint32_t)(CHUNK_BYTES / (panel_bytes + 1));
-    const uint32_t cached = n_tokens < CHUNK_TOKENS_MANY ? fitting : max_u32(fitting, CHUNK_PANELS_MANY);
+    const uint32_t cached = n_tokens < FIRNI_MANY_TOKENS_MIN ? fitting : max_u32(fitting, FIRNI_MANY_PANELS);
     const uint32_t balanced = n_panels / (n_threads * TASKS_PER_THREAD);
     const uint32_t chunk = max_u32(min_u32(cached, balanced), CHUNK_PANELS_MIN);
     return chunk / CHUNK_PANELS_MIN * CHUNK_PANELS_MIN;

@@ -120,6 +120,10 @@ FIRNI_INLINE size_t firni_group_block_bytes(const firni_group_format *format)
 #define FIRNI_ACTIVATION_TINY 0x1p-100f
 #define FIRNI_ACTIVATION_MAX 32767.0f
 
+/* From so many tokens on weights are expanded once for all of them (many_impl.h): fewer do not pay for it, and tiles
+ * then have 5 or 6 tokens. So many panels pass over a segment's activations one after the other. */
+enum { FIRNI_MANY_TOKENS_MIN = 64, FIRNI_MANY_PANELS = 8 };
+
 FIRNI_INLINE uint32_t firni_segment_count(uint32_t n_cols)
 {
     return n_cols / FIRNI_SEGMENT_COLS + (n_cols % FIRNI_SEGMENT_COLS != 0);

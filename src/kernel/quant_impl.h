@@ -271,12 +271,12 @@ FIRNI_INLINE void quant_fetch_halves(const uint8_t *plane, size_t index)
     __builtin_prefetch((const void *)(at + FIRNI_CODE_ROW_BYTES));
 }
 
-static void quant_scores(const attend_batch *base, attend_group *group, const uint8_t *block, const uint8_t *ahead)
+static void quant_scores(const attend_batch *base, attend_group *group)
 {
     const quant_batch *batch = (const quant_batch *)base;
     const firni_quant_geometry *g = base->task->quant;
-    const firni_quant_view planes = firni_quant_view_of(g, block, base->task->kv_head);
-    const firni_quant_view next = firni_quant_view_of(g, ahead, base->task->kv_head);
+    const firni_quant_view planes = firni_quant_view_of(g, base->block, base->task->kv_head);
+    const firni_quant_view next = firni_quant_view_of(g, base->ahead, base->task->kv_head);
     const uint32_t n_groups = g->head_dim / g->group;
     const size_t group_bytes = (size_t)g->group * ATTEND_TILE / 8 * g->key_bits;
     float sums[ATTEND_VECTORS][QUANT_PAIRS_MAX][LANES];
@@ -369,13 +369,12 @@ static uint32_t quant_seeing(const attend_group *group, uint32_t seeing[QUANT_PA
     return n;
 }
 
-static void quant_values(attend_batch *base, const attend_group *group, const float rescale[LANES],
-                         const uint8_t *block, const uint8_t *ahead)
+static void quant_values(attend_batch *base, const attend_group *group, const float rescale[LANES])
 {
     quant_batch *batch = (quant_batch *)base;
     const firni_quant_geometry *g = base->task->quant;
-    const firni_quant_view planes = firni_quant_view_of(g, block, base->task->kv_head);
-    const firni_quant_view next = firni_quant_view_of(g, ahead, base->task->kv_head);
+    const firni_quant_view planes = firni_quant_view_of(g, base->block, base->task->kv_head);
+    const firni_quant_view next = firni_quant_view_of(g, base->ahead, base->task->kv_head);
     const uint32_t n_groups = g->value_dim / g->group;
     const size_t group_bytes = (size_t)g->group * ATTEND_TILE / 8 * g->value_bits;
     const uint32_t n_blocks = g->group / LANES;

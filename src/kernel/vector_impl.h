@@ -184,6 +184,17 @@ static void convert_elements(firn_dtype dtype, void *out, const float *x, size_t
     }
 }
 
+/* The other way, any number of 16-bit elements. */
+static void widen_elements(firn_dtype dtype, float *out, const void *x, size_t n)
+{
+    assert(dtype == FIRN_DTYPE_F16 || dtype == FIRN_DTYPE_BF16);
+    if (dtype == FIRN_DTYPE_F16) {
+        lanes_f16_to_f32(out, x, n);
+    } else {
+        lanes_bf16_to_f32(out, x, n);
+    }
+}
+
 static void lanes_store_plain(const firni_plain_geometry *geometry, uint8_t *block, uint32_t lane, const float *k,
                               const float *v)
 {
