@@ -15,11 +15,12 @@
 
 #include "firn/array.h"
 #include "firn/workers.h"
+#include "cmd/bench_stream.h"
 #include "kernel/kernel_impl.h"
 #include "kernel/packed.h"
 #include "kernel/variants_impl.h"
 
-enum { RUNS = 7, STREAM_CHUNKS = 64, STREAMS = 4, LINE_WORDS = 8, STREAM_AHEAD_WORDS = 256 };
+enum { RUNS = 7, STREAM_CHUNKS = 64 };
 
 typedef struct bench {
     const firni_kernels *kernels;
@@ -104,7 +105,7 @@ static void report(bench *b, const char *name, timing t, double n_bytes, double 
 
 static bool wanted(const bench *b, const char *name) { return b->only == NULL || strstr(name, b->only) != NULL; }
 
-/* ---- streaming read: one word of each cache line, prefetched, so that nothing but memory is the limit ------------ */
+/* ---- streaming read --------------------------------------------------------------------------------------------- */
 
 typedef struct stream {
     bench *b;
@@ -117,19 +118,8 @@ static void stream_task(void *ctx, uint32_t index, uint32_t thread)
 {
     stream *s = ctx;
     (void)thread;
-    const size_t n_words = s->n_words / STREAM_CHUNKS / STREAMS; /* of a stream */
-    const uint64_t *p = s->words + index * STREAMS * n_words;
-    uint64_t sums[STREAMS] = {0};
-    for (size_t i = 0; i < n_words; i += LINE_WORDS) {
-        for (unsigned j = 0; j < STREAMS; j++) {
-            __builtin_prefetch(p + j * n_words + i + STREAM_AHEAD_WORDS);
-            sums[j] += p[j * n_words + i];
-        }
-    }
-    for (unsigned j = 1; j < STREAMS; j++) {
-        sums[0] += sums[j];
-    }
-    s->sums[index] = sums[0];
+    const size_t n_words = s->n_words / STREAM_CHUNKS;
+    s->sums[index] = firni_stream_read(s->words + index * n_words, n_words);
 }
 
 static void stream_run(void *ctx)
@@ -151,8 +141,8 @@ static void bench_stream(bench *b)
     for (unsigned i = 0; i < STREAM_CHUNKS; i++) {
         sum += s.sums[i];
     }
-    const uint64_t n_lines = s.n_words / LINE_WORDS;
-    if (sum != n_lines * (n_lines - 1) / 2 * LINE_WORDS) {
+    const uint64_t n_lines = s.n_words / FIRNI_STREAM_LINE_WORDS;
+    if (sum != n_lines * (n_lines - 1) / 2 * FIRNI_STREAM_LINE_WORDS) {
         fatal("the streaming read read something else");
     }
     const double n_bytes = (double)(s.n_words * sizeof(uint64_t));
