@@ -3,6 +3,8 @@
  * without them, and neither damage nor age hides behind them.
  */
 #include <fcntl.h>
+#include <pthread.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "tier/disk/disk_impl.h"
@@ -20,10 +22,26 @@ typedef struct state {
     firn_token chains[N_CHAINS][N + 1];
 } state;
 
+/* What this thread does when what is under test looks at the clock, until it has done it. */
+static _Thread_local bool (*at_look)(state *s);
+
+static uint64_t look_at_clock(void *ctx)
+{
+    state *s = ctx;
+    bool (*act)(state *) = at_look;
+    at_look = NULL;
+    if (act != NULL && !act(s)) {
+        at_look = act;
+    }
+    return firn_clock_default()->wall_ns(NULL) + s->world.clock_offset_ns;
+}
+
 static int setup_with(void **out, const fixture_options *geometry, const firn_disk_options *options)
 {
     state *s = calloc(1, sizeof *s);
     test_world_init(&s->world);
+    s->world.clock.wall_ns = look_at_clock;
+    s->world.clock.ctx = s; /* which begins with the world */
     s->rng = test_rng_create("disk_memo", 31);
     fixture_init(&s->fix, &s->world.env, geometry);
     s->dir = test_dir_create();
@@ -179,6 +197,99 @@ static void what_is_remembered_gets_too_old_like_the_rest(void **in)
     assert_int_equal(reason, FIRN_REASON_EXPIRED);
 }
 
+static bool flush(state *s)
+{
+    assert_true(firn_tier_flush(s->tier, UINT64_C(60000000000)).durable);
+    return true;
+}
+
+static void *run_flush(void *s)
+{
+    (void)flush(s);
+    return NULL;
+}
+
+static bool is_taken(firni_disk *disk)
+{
+    pthread_mutex_lock(&disk->mutex);
+    const bool is_empty = disk->n_touches == 0;
+    pthread_mutex_unlock(&disk->mutex);
+    return is_empty;
+}
+
+/* The flush waits for the index, which this thread holds: the use is neither in the list nor in the index then. */
+static void a_use_that_is_being_written_counts(void **in)
+{
+    state *s = *in;
+    firni_disk *disk = firni_disk_of(s->tier);
+    firn_reason reason;
+    assert_int_equal(fixture_store(&s->fix, s->tier, NULL, s->chains[0], N), FIRN_REASON_NONE);
+    s->world.clock_offset_ns += UINT64_C(3000000000000);
+    assert_int_equal(fixture_fetch(&s->fix, s->tier, NULL, s->chains[0], N + 1, &reason), N);
+    s->world.clock_offset_ns += UINT64_C(3000000000000);
+    MDB_txn *txn;
+    assert_int_equal(firni_index_begin(&disk->volume->index, false, &txn), 0);
+    pthread_t flusher;
+    assert_int_equal(pthread_create(&flusher, NULL, run_flush, s), 0);
+    while (!is_taken(disk)) {
+        (void)nanosleep(&(struct timespec){ .tv_nsec = 100000 }, NULL);
+    }
+    const uint32_t n = fixture_fetch(&s->fix, s->tier, NULL, s->chains[0], N + 1, &reason);
+    mdb_txn_abort(txn);
+    assert_int_equal(pthread_join(flusher, NULL), 0);
+    assert_int_equal(n, N);
+}
+
+/* With its snapshot of the index open, the lookup looks at the clock for what is remembered: then all is written. The
+ * memo is too old, and the beginning was used for another chain since. */
+static void a_use_that_was_written_after_the_snapshot_counts(void **in)
+{
+    state *s = *in;
+    firn_reason reason;
+    for (uint32_t i = 0; i < 2; i++) {
+        assert_int_equal(fixture_store(&s->fix, s->tier, NULL, s->chains[i], N), FIRN_REASON_NONE);
+    }
+    assert_int_equal(fixture_fetch(&s->fix, s->tier, NULL, s->chains[0], N + 1, &reason), N);
+    s->world.clock_offset_ns += UINT64_C(3000000000000);
+    assert_int_equal(fixture_fetch(&s->fix, s->tier, NULL, s->chains[1], N + 1, &reason), N);
+    assert_int_equal(n_memos(s), 2);
+    s->world.clock_offset_ns += UINT64_C(3000000000000);
+    at_look = flush;
+    assert_int_equal(fixture_fetch(&s->fix, s->tier, NULL, s->chains[0], N + 1, &reason), 17 * 64 + 30);
+    assert_null(at_look);
+}
+
+static bool use_once_noted(state *s)
+{
+    firni_disk *disk = firni_disk_of(s->tier);
+    firn_reason reason;
+    pthread_mutex_lock(&disk->mutex);
+    const bool is_noted = disk->n_touches == 0 && disk->written == NULL;
+    pthread_mutex_unlock(&disk->mutex);
+    if (is_noted) {
+        s->world.clock_offset_ns += UINT64_C(3000000000000);
+        assert_int_equal(fixture_fetch(&s->fix, s->tier, NULL, s->chains[0], N + 1, &reason), N);
+        s->world.clock_offset_ns += UINT64_C(3000000000000);
+    }
+    return is_noted;
+}
+
+/* Used between the writing of what was noted and the removal of what is too old by the index. */
+static void a_use_that_is_noted_too_late_keeps_it_from_expiring(void **in)
+{
+    state *s = *in;
+    firn_reason reason;
+    assert_int_equal(fixture_store(&s->fix, s->tier, NULL, s->chains[0], N), FIRN_REASON_NONE);
+    assert_int_equal(fixture_fetch(&s->fix, s->tier, NULL, s->chains[0], N + 1, &reason), N);
+    firni_disk *disk = firni_disk_of(s->tier);
+    pthread_mutex_lock(&disk->writer);
+    at_look = use_once_noted;
+    assert_int_equal(firni_disk_upkeep(disk, disk->volume), FIRN_REASON_NONE);
+    pthread_mutex_unlock(&disk->writer);
+    assert_null(at_look);
+    assert_int_equal(fixture_fetch(&s->fix, s->tier, NULL, s->chains[0], N + 1, &reason), N);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -186,6 +297,9 @@ int main(void)
         cmocka_unit_test_setup_teardown(what_was_evicted_is_not_remembered, setup_large, teardown),
         cmocka_unit_test_setup_teardown(a_remembered_record_that_is_damaged_is_found_out_once, setup, teardown),
         cmocka_unit_test_setup_teardown(what_is_remembered_gets_too_old_like_the_rest, setup_ttl, teardown),
+        cmocka_unit_test_setup_teardown(a_use_that_is_being_written_counts, setup_ttl, teardown),
+        cmocka_unit_test_setup_teardown(a_use_that_was_written_after_the_snapshot_counts, setup_ttl, teardown),
+        cmocka_unit_test_setup_teardown(a_use_that_is_noted_too_late_keeps_it_from_expiring, setup_ttl, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

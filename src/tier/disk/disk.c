@@ -222,6 +222,14 @@ void firni_disk_leave(firni_disk *disk, firni_volume *volume)
 
 /* ---- recency, expiry, suspects ----------------------------------------------------------------------------------- */
 
+uint64_t firni_disk_epoch(firni_disk *disk)
+{
+    pthread_mutex_lock(&disk->mutex);
+    const uint64_t epoch = disk->epoch;
+    pthread_mutex_unlock(&disk->mutex);
+    return epoch;
+}
+
 uint64_t firni_disk_take_stamps(firni_disk *disk, uint32_t n)
 {
     /* Wall time, so that a time to live can be told from a stamp after a restart; never less than the last one, so that

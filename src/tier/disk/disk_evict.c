@@ -130,6 +130,14 @@ static firni_code take(batch *job, const firni_key *key, const firni_entry *entr
     return code;
 }
 
+static bool was_touched(firni_disk *disk, const firni_entry *entry)
+{
+    pthread_mutex_lock(&disk->mutex);
+    const bool is_noted = firni_disk_was_touched_locked(disk, entry);
+    pthread_mutex_unlock(&disk->mutex);
+    return is_noted;
+}
+
 /* Takes victims out of the index, in the order of their ranks. */
 static firni_code choose(batch *job)
 {
@@ -149,6 +157,9 @@ static firni_code choose(batch *job)
         rank = (firni_rank){ .priority = entry.priority, .stamp = entry.stamp + 1 };
         if (job->only_expired && !firni_disk_is_expired(job->disk, entry.stamp)) {
             rank = (firni_rank){ .priority = entry.priority + 1 }; /* the rest of this priority is younger */
+            continue;
+        }
+        if (job->only_expired && was_touched(job->disk, &entry)) {
             continue;
         }
         if (entry.priority > job->priority_max) {
@@ -366,13 +377,16 @@ typedef struct note_list {
 } note_list;
 
 /* Touches are taken over for good: when they cannot be written, a little recency is lost and nothing else. Suspects
- * stay in the list until the index knows them, because lookups rely on it. */
+ * stay in the list until the index knows them, because lookups rely on it; for the same reason touches stay to be seen
+ * until they have been written. */
 static void take_notes(firni_disk *disk, note_list *out)
 {
     pthread_mutex_lock(&disk->mutex);
     out->n_touches = disk->n_touches;
     memcpy(out->touches, disk->touches, disk->n_touches * sizeof out->touches[0]);
     disk->n_touches = 0;
+    disk->written = out->touches;
+    disk->n_written = out->n_touches;
     out->n_suspects = disk->n_suspects;
     memcpy(out->suspects, disk->suspects, disk->n_suspects * sizeof out->suspects[0]);
     pthread_mutex_unlock(&disk->mutex);
@@ -473,7 +487,8 @@ static firni_code write_notes(firni_disk *disk, firni_volume *volume, const note
     return code;
 }
 
-/* In the order of stamps the expired ones are the first, so this looks at no more than it removes, plus one. */
+/* In the order of stamps the expired ones are the first, so this looks at no more than it removes, plus one, plus those
+ * that were used after the notes were taken. */
 static firni_code expire(firni_disk *disk, firni_volume *volume)
 {
     for (uint32_t i = 0; disk->options.ttl_ns > 0 && i < EXPIRY_BATCHES_MAX; i++) {
@@ -490,7 +505,7 @@ static firni_code expire(firni_disk *disk, firni_volume *volume)
 
 firn_reason firni_disk_upkeep(firni_disk *disk, firni_volume *volume)
 {
-    assert(!disk->options.read_only);
+    assert(!disk->options.read_only && disk->written == NULL);
     note_list noted;
     firni_disk_expire_pins(disk, volume);
     firni_disk_make_first_ledger(disk, volume);
@@ -503,6 +518,10 @@ firn_reason firni_disk_upkeep(firni_disk *disk, firni_volume *volume)
             reason = firni_disk_failed(disk, volume, code, "writing recency");
         }
     }
+    pthread_mutex_lock(&disk->mutex);
+    disk->written = NULL;
+    disk->n_written = 0;
+    pthread_mutex_unlock(&disk->mutex);
     for (uint32_t i = 0; i < noted.n_touches; i++) {
         firni_handle_unref(noted.touches[i].handle);
     }

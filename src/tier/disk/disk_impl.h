@@ -30,8 +30,8 @@
  * beyond a segment's logged end, or in the log of holes. Both are punched when the directory is attached again.
  *
  * Promises to handles. A handle pins its records: eviction asks under `mutex` whether a record is pinned, and in the
- * same step *condemns* it, so that no later lookup can pin it. A lookup that read the index before an eviction was
- * committed notices by `epoch` and reads again.
+ * same step *condemns* it, so that no later lookup can pin it. A lookup that read the index before an eviction, or uses
+ * of records, were committed notices by `epoch` and reads again, whether it found something or not.
  *
  * Locks, in the order in which they may be nested:
  *      writer           the single-writer rule itself: held by a store, an eviction or upkeep, across its I/O
@@ -484,6 +484,8 @@ struct firni_disk {
     firn_tier_handle *handles;
     firni_touch touches[FIRNI_TOUCHES_MAX];
     uint32_t n_touches;
+    const firni_touch *written;  /* taken by the writer; the index may not know them yet */
+    uint32_t n_written;
     firni_suspect suspects[FIRNI_SUSPECTS_MAX];
     uint32_t n_suspects;
     firn_digest *condemned;      /* grown by the writer alone */
@@ -514,6 +516,7 @@ void firni_disk_leave(firni_disk *disk, firni_volume *volume);
 firn_reason firni_disk_failed(firni_disk *disk, firni_volume *volume, firni_code code, const char *what);
 firn_reason firni_disk_reason_of(firni_code code);
 void firni_disk_healthy(firni_disk *disk); /* a write went through */
+uint64_t firni_disk_epoch(firni_disk *disk);
 /* n stamps for one use of a chain; returns the lowest. Call with mutex held. */
 uint64_t firni_disk_take_stamps(firni_disk *disk, uint32_t n);
 bool firni_disk_is_expired(const firni_disk *disk, uint64_t stamp);
@@ -597,6 +600,8 @@ const firni_entry *firni_handle_names(const firn_tier_handle *handle, const firn
 bool firni_disk_may_promise_locked(const firni_disk *disk, const firni_entry *entry, firn_reason *obstacle);
 /* The same, and whether it is neither quarantined nor expired. */
 bool firni_disk_may_serve(firni_disk *disk, const firni_entry *entry, firn_reason *obstacle);
+/* Whether a use of it within the time to live was noted that the index may not know yet. Mutex held. */
+bool firni_disk_was_touched_locked(const firni_disk *disk, const firni_entry *entry);
 /* The key of the checkpoint at n > 0 tokens, which the handle's records cover, in one level's chain. */
 firni_key firni_checkpoint_key(const firn_tier_handle *handle, uint32_t level, uint32_t n_tokens);
 

@@ -411,9 +411,7 @@ static firn_match find(firni_disk *disk, const firn_token *tokens, uint32_t n_to
         handle->generation = volume->generation;
         handle->n_records = 0;
         handle->has_checkpoint = false;
-        pthread_mutex_lock(&disk->mutex);
-        const uint64_t epoch = disk->epoch;
-        pthread_mutex_unlock(&disk->mutex);
+        const uint64_t epoch = firni_disk_epoch(disk);
         prefix_walk walk = {
             .disk = disk, .index = &volume->index, .tokens = tokens, .n_tokens = n_tokens, .handle = handle,
             .is_retry = attempt > 0
@@ -432,7 +430,10 @@ static firn_match find(firni_disk *disk, const firn_token *tokens, uint32_t n_to
             break;
         }
         if (!is_hit(&match, handle, n_tokens, exact)) {
-            break;
+            if (firni_disk_epoch(disk) == epoch) {
+                break;
+            }
+            continue;
         }
         if (firni_handle_promise(disk, handle, epoch)) {
             match.handle = handle->is_pinned ? handle : NULL; /* not pinned: an object alone, and that is going */

@@ -75,15 +75,16 @@ static firn_tier_handle *find(firni_disk *disk, firni_volume *volume, const char
     handle->is_keyed = true;
     handle->generation = volume->generation;
     for (unsigned attempt = 0; attempt < FIND_ATTEMPTS_MAX; attempt++) {
-        pthread_mutex_lock(&disk->mutex);
-        const uint64_t epoch = disk->epoch;
-        pthread_mutex_unlock(&disk->mutex);
+        const uint64_t epoch = firni_disk_epoch(disk);
         const firni_code code = find_entry(disk, volume, ns, key, handle, reason);
         if (code != 0) {
             *reason = firni_disk_failed(disk, volume, code, "looking up an object");
         }
-        if (code != 0 || !handle->has_object) {
+        if (code != 0 || (!handle->has_object && firni_disk_epoch(disk) == epoch)) {
             break;
+        }
+        if (!handle->has_object) {
+            continue;
         }
         if (firni_handle_promise(disk, handle, epoch) && handle->is_pinned) {
             *reason = FIRN_REASON_NONE;

@@ -25,16 +25,20 @@ const firni_entry *firni_handle_names(const firn_tier_handle *handle, const firn
     return own != NULL && firni_digest_equal(&own->digest, &entry->digest) ? own : NULL;
 }
 
-/* A touch that is not in the index yet keeps a record from expiring. */
-static bool was_touched_locked(const firni_disk *disk, const firni_entry *entry)
+static bool is_touched(const firni_disk *disk, const firni_touch *touches, uint32_t n, const firni_entry *entry)
 {
-    for (uint32_t i = 0; i < disk->n_touches; i++) {
-        if (!firni_disk_is_expired(disk, disk->touches[i].stamp) &&
-            firni_handle_names(disk->touches[i].handle, entry) != NULL) {
+    for (uint32_t i = 0; i < n; i++) {
+        if (!firni_disk_is_expired(disk, touches[i].stamp) && firni_handle_names(touches[i].handle, entry) != NULL) {
             return true;
         }
     }
     return false;
+}
+
+bool firni_disk_was_touched_locked(const firni_disk *disk, const firni_entry *entry)
+{
+    return is_touched(disk, disk->touches, disk->n_touches, entry) ||
+           is_touched(disk, disk->written, disk->n_written, entry);
 }
 
 bool firni_disk_may_promise_locked(const firni_disk *disk, const firni_entry *entry, firn_reason *obstacle)
@@ -62,7 +66,7 @@ bool firni_disk_may_serve(firni_disk *disk, const firni_entry *entry, firn_reaso
     }
     pthread_mutex_lock(&disk->mutex);
     bool may_serve = firni_disk_may_promise_locked(disk, entry, obstacle);
-    if (may_serve && firni_disk_is_expired(disk, entry->stamp) && !was_touched_locked(disk, entry) &&
+    if (may_serve && firni_disk_is_expired(disk, entry->stamp) && !firni_disk_was_touched_locked(disk, entry) &&
         !firni_disk_is_kept_locked(disk, entry)) {
         *obstacle = FIRN_REASON_EXPIRED;
         may_serve = false;
