@@ -17,7 +17,8 @@
  * loads and 6 broadcasts with AVX2; per group and token, 2 conversions, 2 products and 2 fused multiply-adds more.
  *
  * Measured on Zen 3 (AVX2), one thread: the tile by itself 134 GOP/s where that of grouped_impl.h has 105 and
- * multiply-add and add alone 155; what caches cost takes half of that back, and of short spans the expansion all.
+ * multiply-add and add alone 155; what caches cost takes half of that back. On q8_0 it is 1.04 to 1.09 times as fast
+ * as grouped_impl.h with 22 tokens, 1.09 to 1.15 with 44, and slower with 12 (docs/PERFORMANCE.md has the formats).
  * The next tile's activations, the next segment and the outputs are fetched ahead, since none of them is in the first
  * level when its turn comes.
  */
@@ -239,7 +240,7 @@ typedef struct many_span {
     uint32_t n_tiles;
     float *y;
     size_t y_stride;
-    _Alignas(MANY_CACHE_LINE) float chains[FIRNI_MANY_PANELS][MANY_TOKENS_MAX * LANES];
+    _Alignas(MANY_CACHE_LINE) float chains[FIRNI_MANY_PANELS * MANY_TOKENS_MAX * LANES]; /* [panel][n][LANES] */
 } many_span;
 
 /* Fetches the part of [at, at + n_bytes) that falls to turn i of n, to the second-level cache. */
@@ -290,7 +291,7 @@ static void many_multiply_segment(const many_span *span, uint32_t segment, uint3
     many_tile t = {
         .panels = expanded,
         .n_groups = n_cols / format->group_cols,
-        .chains_stride = (size_t)MANY_TOKENS_MAX * LANES,
+        .chains_stride = (size_t)span->n * LANES,
     };
     uint32_t done = 0;
     for (uint32_t i = 0; i < span->n_tiles; i++) {
@@ -320,14 +321,15 @@ static void many_multiply_segment(const many_span *span, uint32_t segment, uint3
 static void many_multiply_span(many_span *span, uint32_t panel, uint32_t n_panels)
 {
     const unsigned widest = tile_width(TILE_ROWS_MAX, LANES_DOT_ACCUMULATORS);
-    memset(span->chains, 0, n_panels * sizeof(span->chains[0]));
+    memset(span->chains, 0, (size_t)n_panels * span->n * LANES * sizeof(float));
     for (uint32_t segment = 0; segment < firni_segment_count(span->w->n_cols); segment++) {
         unsigned width;
         for (uint32_t i = 0; i < n_panels; i += width) {
             width = n_panels - i >= widest ? widest : 1;
             const bool is_last = i + width == n_panels;
             const uint8_t *next = many_packed(span->w, is_last ? panel : panel + i + width, segment + is_last);
-            many_multiply_segment(span, segment, panel + i, width, span->chains[i], next, is_last);
+            many_multiply_segment(span, segment, panel + i, width, span->chains + (size_t)i * span->n * LANES, next,
+                                  is_last);
         }
     }
 }

@@ -66,7 +66,7 @@ static uint32_t chunk_panels_of(const firni_matrix *w, uint32_t n_panels, uint32
 {
     const size_t panel_bytes = firni_panel_bytes(w->type, w->n_cols);
     const uint32_t fitting = (uint32_t)(CHUNK_BYTES / (panel_bytes + 1));
-    const uint32_t cached = n_tokens < FIRNI_MANY_TOKENS_MIN ? fitting : max_u32(fitting, FIRNI_MANY_PANELS);
+    const uint32_t cached = firni_is_expanded_once(w->type, n_tokens) ? max_u32(fitting, FIRNI_MANY_PANELS) : fitting;
     const uint32_t balanced = n_panels / (n_threads * TASKS_PER_THREAD);
     const uint32_t chunk = max_u32(min_u32(cached, balanced), CHUNK_PANELS_MIN);
     return chunk / CHUNK_PANELS_MIN * CHUNK_PANELS_MIN;

@@ -75,7 +75,7 @@ static void lanes_matmul_panels(const firni_matrix *w, const void *acts, float *
                                 uint32_t panel_begin, uint32_t panel_end)
 {
     const unsigned accumulators = firni_weight_is_grouped(w->type) ? LANES_DOT_ACCUMULATORS : LANES_ACCUMULATORS;
-    if (firni_weight_is_grouped(w->type) && n_tokens >= FIRNI_MANY_TOKENS_MIN) {
+    if (firni_is_expanded_once(w->type, n_tokens)) {
         many_multiply_panels(w, acts, y, y_stride, n_tokens, panel_begin, panel_end);
         return;
     }

@@ -121,8 +121,16 @@ FIRNI_INLINE size_t firni_group_block_bytes(const firni_group_format *format)
 #define FIRNI_ACTIVATION_MAX 32767.0f
 
 /* From so many tokens on weights are expanded once for all of them (many_impl.h): fewer do not pay for it, and tiles
- * then have 5 or 6 tokens. So many panels pass over a segment's activations one after the other. */
-enum { FIRNI_MANY_TOKENS_MIN = 64, FIRNI_MANY_PANELS = 8 };
+ * then have 5 or 6 tokens. Codes of 4 bits are the cheapest to expand in every tile. So many panels pass over a
+ * segment's activations one after the other. */
+enum { FIRNI_MANY_TOKENS_MIN = 20, FIRNI_MANY_TOKENS_MIN_4_BITS = 40, FIRNI_MANY_PANELS = 8 };
+
+FIRNI_INLINE bool firni_is_expanded_once(firni_weight_type type, uint32_t n_tokens)
+{
+    const bool has_4_bits = firni_group_formats[type].encoding == FIRNI_ENCODING_4_BITS;
+    return firni_weight_is_grouped(type) &&
+           n_tokens >= (has_4_bits ? FIRNI_MANY_TOKENS_MIN_4_BITS : FIRNI_MANY_TOKENS_MIN);
+}
 
 FIRNI_INLINE uint32_t firni_segment_count(uint32_t n_cols)
 {

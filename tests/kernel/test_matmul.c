@@ -131,7 +131,7 @@ static void many_tokens_give_the_bits_of_one_at_a_time(void **state)
     (void)state;
     test_rng rng = test_rng_create("one and many", 2);
     const firni_kernels *kernels = firni_kernels_select(NULL, NULL);
-    for (uint32_t n_tokens = 1; n_tokens <= 20; n_tokens++) {
+    for (uint32_t n_tokens = 1; n_tokens <= 48; n_tokens++) {
         for (int round = 0; round < 8; round++) {
             product p = random_product(&rng, n_tokens);
             firni_matmul(kernels, NULL, &p.w, p.x, p.w.n_cols, p.y, p.w.n_rows, n_tokens, p.scratch);
