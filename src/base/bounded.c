@@ -8,13 +8,10 @@
 #include <assert.h>
 #include <errno.h>
 #include <pthread.h>
-#include <time.h>
 
 #include "base/base_impl.h"
 #include "base/bounded.h"
 #include "base/condition.h"
-
-#define BOUND_NS_MAX UINT64_C(86400000000000) /* a day: sums with it cannot overflow */
 
 typedef struct meeting {
     const firn_env *env;
@@ -64,11 +61,7 @@ bool firni_run_bounded(const firn_env *env, uint64_t bound_ns, void (*work)(void
         work(ctx);
         return true;
     }
-    struct timespec until;
-    (void)clock_gettime(CLOCK_MONOTONIC, &until);
-    const uint64_t ns = (uint64_t)until.tv_nsec + (bound_ns < BOUND_NS_MAX ? bound_ns : BOUND_NS_MAX);
-    until.tv_sec += (time_t)(ns / 1000000000u);
-    until.tv_nsec = (long)(ns % 1000000000u);
+    const struct timespec until = firni_condition_deadline(bound_ns);
     pthread_mutex_lock(&both->mutex);
     int error = 0;
     while (!both->has_ended && error != ETIMEDOUT) {

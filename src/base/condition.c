@@ -1,7 +1,8 @@
 /* Conditions on the monotonic clock; see condition.h. */
 #include "base/condition.h"
 
-#include <time.h>
+#define SECOND_NS   UINT64_C(1000000000)
+#define WAIT_NS_MAX (86400 * SECOND_NS)
 
 int firni_condition_init(pthread_cond_t *condition)
 {
@@ -15,4 +16,14 @@ int firni_condition_init(pthread_cond_t *condition)
         (void)pthread_condattr_destroy(&attributes);
     }
     return error;
+}
+
+struct timespec firni_condition_deadline(uint64_t wait_ns)
+{
+    struct timespec at;
+    (void)clock_gettime(CLOCK_MONOTONIC, &at);
+    const uint64_t ns = (uint64_t)at.tv_nsec + (wait_ns < WAIT_NS_MAX ? wait_ns : WAIT_NS_MAX);
+    at.tv_sec += (time_t)(ns / SECOND_NS);
+    at.tv_nsec = (long)(ns % SECOND_NS);
+    return at;
 }

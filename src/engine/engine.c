@@ -2,7 +2,6 @@
  * The engine's life: creation, the thread's loop, shutdown with a bound, statistics.
  */
 #include <assert.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "base/condition.h"
@@ -56,13 +55,7 @@ static void cancel_all(firni_sequence *waiting, firni_sequence **rows, uint32_t 
 /* Sleeps until woken or for `ns`. */
 static void wait_for_work(firn_engine *engine, uint64_t ns)
 {
-    struct timespec until;
-    (void)clock_gettime(CLOCK_MONOTONIC, &until);
-    const uint64_t seconds_max = 3600;
-    const uint64_t bounded_ns = ns < seconds_max * 1000000000u ? ns : seconds_max * 1000000000u;
-    const uint64_t nanoseconds = (uint64_t)until.tv_nsec + bounded_ns % 1000000000u;
-    until.tv_sec += (time_t)(bounded_ns / 1000000000u + nanoseconds / 1000000000u);
-    until.tv_nsec = (long)(nanoseconds % 1000000000u);
+    const struct timespec until = firni_condition_deadline(ns);
     (void)pthread_mutex_lock(&engine->mutex);
     int rc = 0;
     while (!engine->woken && rc == 0) {

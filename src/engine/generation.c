@@ -16,7 +16,6 @@
  */
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 #include "base/condition.h"
 #include "engine/engine_impl.h"
@@ -128,9 +127,7 @@ static waiting *read_object(firn_engine *engine, const char *ns)
         free_waiting(wait);
         return NULL;
     }
-    struct timespec until;
-    (void)clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_sec += (time_t)(WAIT_NS_MAX / 1000000000u) + 1;
+    const struct timespec until = firni_condition_deadline(WAIT_NS_MAX + UINT64_C(1000000000));
     (void)pthread_mutex_lock(&wait->mutex);
     int rc = 0;
     while (!wait->is_answered && rc == 0) {

@@ -8,15 +8,14 @@
 #include <errno.h>
 #include <pthread.h>
 #include <sys/resource.h>
-#include <time.h>
 
 #include "base/base_impl.h"
 #include "base/condition.h"
 #include "model/packed_file.h"
 
-#define CLOSE_SECONDS 30
+#define CLOSE_NS UINT64_C(30000000000)
 #define BUSY_TRIES 120u
-#define BUSY_PAUSE_NS 500000000L
+#define BUSY_PAUSE_NS UINT64_C(500000000)
 #define NICENESS 10
 
 struct firni_packed_keeper {
@@ -47,15 +46,6 @@ static void wait_for(firni_packed_keeper *keeper, const atomic_bool *flag, const
     }
 }
 
-static struct timespec from_now(long seconds, long nanoseconds)
-{
-    struct timespec at;
-    (void)clock_gettime(CLOCK_MONOTONIC, &at);
-    at.tv_sec += seconds + (at.tv_nsec + nanoseconds) / 1000000000L;
-    at.tv_nsec = (at.tv_nsec + nanoseconds) % 1000000000L;
-    return at;
-}
-
 /* Whoever else writes in this directory is done within a minute, or writes a file so large that it pays to come back at
  * the next start. */
 static firn_status write_in_turn(firni_packed_keeper *keeper, firn_error *err)
@@ -70,7 +60,7 @@ static firn_status write_in_turn(firni_packed_keeper *keeper, firn_error *err)
     };
     firn_status status = firni_packed_write(&options, err);
     for (uint32_t i = 1; i < BUSY_TRIES && status == FIRN_ERR_BUSY && !atomic_load(&keeper->closing); i++) {
-        const struct timespec until = from_now(0, BUSY_PAUSE_NS);
+        const struct timespec until = firni_condition_deadline(BUSY_PAUSE_NS);
         (void)pthread_mutex_lock(&keeper->mutex);
         wait_for(keeper, &keeper->closing, &until);
         (void)pthread_mutex_unlock(&keeper->mutex);
@@ -156,7 +146,7 @@ void firni_packed_keeper_destroy(firni_packed_keeper *keeper)
     }
     atomic_store(&keeper->closing, true);
     (void)pthread_cond_broadcast(&keeper->changed);
-    const struct timespec until = from_now(CLOSE_SECONDS, 0);
+    const struct timespec until = firni_condition_deadline(CLOSE_NS);
     int rc = 0;
     while (!keeper->has_ended && rc != ETIMEDOUT) {
         rc = pthread_cond_timedwait(&keeper->changed, &keeper->mutex, &until);

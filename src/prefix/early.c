@@ -17,8 +17,8 @@
 #include <assert.h>
 #include <errno.h>
 #include <string.h>
-#include <time.h>
 
+#include "base/condition.h"
 #include "prefix/prefix_impl.h"
 
 #define WAIT_NS_MAX UINT64_C(5000000) /* at a time: the bound is measured on the environment's clock */
@@ -192,11 +192,7 @@ static bool wait_for_layer(firn_prefix *prefix, const firni_read *read, uint32_t
     firni_inbox *inbox = &prefix->inbox;
     (void)pthread_mutex_lock(&inbox->mutex);
     while (!read->has_ended && read->n_layers_ready <= layer && firni_now_ns(prefix->env) < until_ns) {
-        struct timespec until;
-        (void)clock_gettime(CLOCK_MONOTONIC, &until);
-        const uint64_t ns = (uint64_t)until.tv_nsec + WAIT_NS_MAX;
-        until.tv_sec += (time_t)(ns / 1000000000u);
-        until.tv_nsec = (long)(ns % 1000000000u);
+        const struct timespec until = firni_condition_deadline(WAIT_NS_MAX);
         (void)pthread_cond_timedwait(&inbox->posted, &inbox->mutex, &until);
     }
     const bool arrived = read->has_ended ? read->reason == FIRN_REASON_NONE : read->n_layers_ready > layer;

@@ -19,7 +19,6 @@
 #include <assert.h>
 #include <errno.h>
 #include <string.h>
-#include <time.h>
 
 #include "base/condition.h"
 #include "prefix/prefix_impl.h"
@@ -28,7 +27,6 @@
 #define HELD_UP_NS UINT64_C(50000000)
 /* Logits save one token of computing. A device that has something else to do is not waited for. */
 #define OBJECT_NS_MAX UINT64_C(20000000)
-#define BOUND_NS_MAX UINT64_C(86400000000000) /* a day: sums with it cannot overflow */
 
 struct firni_finder {
     const firn_env *env;
@@ -417,11 +415,7 @@ firn_status firni_finder_init(firn_prefix *prefix, firn_error *err)
 /* Waits for the running lookup; false: its time is up. Posting an answer takes no time that needs a bound. */
 static bool wait_for_end_locked(firni_finder *finder, uint64_t bound_ns)
 {
-    struct timespec until;
-    (void)clock_gettime(CLOCK_MONOTONIC, &until);
-    const uint64_t ns = (uint64_t)until.tv_nsec + (bound_ns < BOUND_NS_MAX ? bound_ns : BOUND_NS_MAX);
-    until.tv_sec += (time_t)(ns / 1000000000u);
-    until.tv_nsec = (long)(ns % 1000000000u);
+    const struct timespec until = firni_condition_deadline(bound_ns);
     int error = 0;
     while (finder->running != NULL && (error != ETIMEDOUT || finder->is_telling)) {
         error = finder->is_telling ? pthread_cond_wait(&finder->ended, &finder->mutex)

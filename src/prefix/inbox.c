@@ -4,7 +4,6 @@
  */
 #include <assert.h>
 #include <errno.h>
-#include <time.h>
 
 #include "base/condition.h"
 #include "prefix/prefix_impl.h"
@@ -90,11 +89,7 @@ void firni_inbox_drain(firn_prefix *prefix)
 void firni_inbox_wait(firn_prefix *prefix, uint64_t wait_ns)
 {
     firni_inbox *inbox = &prefix->inbox;
-    struct timespec until;
-    (void)clock_gettime(CLOCK_MONOTONIC, &until);
-    const uint64_t ns = (uint64_t)until.tv_nsec + (wait_ns < WAIT_NS_MAX ? wait_ns : WAIT_NS_MAX);
-    until.tv_sec += (time_t)(ns / 1000000000u);
-    until.tv_nsec = (long)(ns % 1000000000u);
+    const struct timespec until = firni_condition_deadline(wait_ns < WAIT_NS_MAX ? wait_ns : WAIT_NS_MAX);
     (void)pthread_mutex_lock(&inbox->mutex);
     int error = 0;
     while (inbox->head == NULL && error != ETIMEDOUT) {

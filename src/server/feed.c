@@ -3,7 +3,6 @@
  */
 #include <assert.h>
 #include <pthread.h>
-#include <time.h>
 
 #include "base/base_impl.h"
 #include "base/condition.h"
@@ -104,13 +103,7 @@ static bool has_news(const firni_feed *feed)
 
 bool firni_feed_take(firni_feed *feed, uint64_t wait_ns, firni_pieces *into, bool *ended, firni_feed_end *end)
 {
-    /* The condition's own clock, not the environment's: a deadline in faked time would never come. */
-    struct timespec deadline;
-    (void)clock_gettime(CLOCK_MONOTONIC, &deadline);
-    const uint64_t total_ns = (uint64_t)deadline.tv_nsec + wait_ns;
-    deadline.tv_sec += (time_t)(total_ns / 1000000000u);
-    deadline.tv_nsec = (long)(total_ns % 1000000000u);
-
+    const struct timespec deadline = firni_condition_deadline(wait_ns);
     (void)pthread_mutex_lock(&feed->mutex);
     while (!has_news(feed)) {
         if (pthread_cond_timedwait(&feed->changed, &feed->mutex, &deadline) != 0) {

@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "base/base_impl.h"
@@ -164,11 +163,7 @@ const char *firni_server_url(const firni_server *server)
 /* Waits until no exchange is being served, or for bound_ns. */
 static bool wait_idle(firni_server *server, uint64_t bound_ns)
 {
-    struct timespec deadline;
-    (void)clock_gettime(CLOCK_MONOTONIC, &deadline);
-    const uint64_t total_ns = (uint64_t)deadline.tv_nsec + bound_ns % SECOND_NS;
-    deadline.tv_sec += (time_t)(bound_ns / SECOND_NS + total_ns / SECOND_NS);
-    deadline.tv_nsec = (long)(total_ns % SECOND_NS);
+    const struct timespec deadline = firni_condition_deadline(bound_ns);
     (void)pthread_mutex_lock(&server->mutex);
     int rc = 0;
     while (server->n_serving > 0 && rc == 0) {

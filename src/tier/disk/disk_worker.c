@@ -17,7 +17,6 @@
  */
 #include <assert.h>
 #include <errno.h>
-#include <time.h>
 
 #include "base/condition.h"
 #include "tier/disk/disk_impl.h"
@@ -57,11 +56,7 @@ struct firni_worker {
 /* Waits on a condition of the worker for at most n nanoseconds; the mutex is held. */
 static void wait_for(firni_worker *worker, pthread_cond_t *condition, uint64_t n_ns)
 {
-    struct timespec until;
-    (void)clock_gettime(CLOCK_MONOTONIC, &until);
-    const uint64_t nanoseconds = (uint64_t)until.tv_nsec + n_ns;
-    until.tv_sec += (time_t)(nanoseconds / 1000000000u);
-    until.tv_nsec = (long)(nanoseconds % 1000000000u);
+    const struct timespec until = firni_condition_deadline(n_ns);
     (void)pthread_cond_timedwait(condition, &worker->mutex, &until);
 }
 

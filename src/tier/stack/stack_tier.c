@@ -9,7 +9,6 @@
  */
 #include <assert.h>
 #include <string.h>
-#include <time.h>
 
 #include "base/condition.h"
 #include "tier/stack/stack_impl.h"
@@ -24,7 +23,6 @@
 #define PROMOTE_BYTES_MAX (UINT64_C(256) << 20)
 #define PROMOTIONS_MAX    16u
 #define STOP_NS           UINT64_C(5000000000)
-#define WAIT_NS_MAX       UINT64_C(86400000000000) /* a day: sums with it cannot overflow */
 
 /* ---- what all parts use ------------------------------------------------------------------------------------------ */
 
@@ -35,11 +33,7 @@ firni_stacked *firni_stacked_of(firn_tier *tier)
 
 void firni_stacked_wait_locked(firni_stacked *stacked, uint64_t ns)
 {
-    struct timespec until;
-    (void)clock_gettime(CLOCK_MONOTONIC, &until);
-    const uint64_t sum = (uint64_t)until.tv_nsec + (ns < WAIT_NS_MAX ? ns : WAIT_NS_MAX);
-    until.tv_sec += (time_t)(sum / 1000000000u);
-    until.tv_nsec = (long)(sum % 1000000000u);
+    const struct timespec until = firni_condition_deadline(ns);
     (void)pthread_cond_timedwait(&stacked->changed, &stacked->mutex, &until);
 }
 
