@@ -58,7 +58,10 @@ async function runCase(peer, c, overhead, flashes) {
     const ours = { prefill: [], decode: [], report: undefined };
     const opened = [];
     try {
-        for (const flash of peer === undefined ? [] : flashes) opened.push(await openCase(peer, { ...c, flash }));
+        for (const flash of peer === undefined ? [] : flashes) {
+            const progress = (n, rate) => console.error(`peer, flash ${flash ? 'on' : 'off'}: at ${n} of ${c.depth} tokens, ${rate.toPrecision(3)} tokens/s`);
+            opened.push(await openCase(peer, { ...c, flash }, progress));
+        }
         for (let run = 0; run < c.runs; run++) {
             for (const one of opened) {
                 const t = await timeCase(one, 100 * run);

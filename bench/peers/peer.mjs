@@ -8,6 +8,8 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { getLlama } from 'node-llama-cpp';
 
+const READ_TOKENS = 2048; // of a depth, between two words about it
+
 const now = () => Number(process.hrtime.bigint()) * 1e-9;
 
 export async function openPeer(modelPath) {
@@ -41,14 +43,21 @@ async function openContext(peer, c) {
 }
 
 // A context whose rows are all at the case's depth. One row reads it and the others load what it has saved: they share
-// nothing, as rows of different users would. Close it with closeCase, whatever happens.
-export async function openCase(peer, c) {
+// nothing, as rows of different users would. progress(tokens read, tokens/s of the last piece) is called on the way, which
+// with quantised state can take half an hour. Close it with closeCase, whatever happens.
+export async function openCase(peer, c, progress = () => {}) {
     const context = await openContext(peer, c);
     // No checkpoints of the peer's own: writing them would be timed.
     const rows = Array.from({ length: c.rows }, () => context.getSequence({ checkpoints: { max: 0 } }));
     const opened = { peer, c, context, rows, saved: undefined };
     if (c.depth > 0) {
-        await rows[0].evaluateWithoutGeneratingNewTokens(fillTokens(peer.model, 7000, c.depth));
+        const ids = fillTokens(peer.model, 7000, c.depth);
+        for (let at = 0; at < c.depth; at += READ_TOKENS) {
+            const piece = ids.slice(at, at + READ_TOKENS);
+            const began = now();
+            await rows[0].evaluateWithoutGeneratingNewTokens(piece);
+            progress(at + piece.length, piece.length / (now() - began));
+        }
         if (c.rows > 1 || rows[0].needsCheckpoints) {
             opened.saved = join(tmpdir(), `firn-peer-${process.pid}-${c.flash}.state`);
             await rows[0].saveStateToFile(opened.saved);
