@@ -187,6 +187,8 @@ static void a_session_moves_between_stores(void **state)
     firn_tier_destroy(other);
     test_dir_remove(dir);
     test_dir_remove(other_dir);
+    free(dir);
+    free(other_dir);
     fixture_deinit(&fix);
     free(file.bytes);
 }
