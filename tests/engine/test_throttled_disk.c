@@ -8,7 +8,7 @@
 
 #include "support/engine_fixture.h"
 
-enum { PROMPT = 1200, ANSWER = 4, N_PROMPTS = 4 };
+enum { PROMPT = 1200, ANSWER = 4, N_PROMPTS = 3 };
 
 typedef struct throttle {
     firn_io io; /* the system's, but for the reads of restores */
@@ -81,11 +81,7 @@ static void a_throttled_disk_is_given_up_and_not_asked_again(void **state)
 
     set_slow(&t, true);
     test_stack_open(&stack, &options);
-    uint64_t n_restores = 0;
     for (uint32_t p = 0; p < N_PROMPTS - 1; p++) {
-        firn_engine_stats before;
-        firn_engine_get_stats(stack.engine, &before);
-        n_restores = before.prefix.n_restores;
         ask(&stack, 50 + p, &warm);
         print_message("waited %.1f ms of %.1f ms: %s\n", (double)warm.usage.cache.restore_ns * 1e-6,
                       (double)warm.usage.first_token_ns * 1e-6, firn_reason_name(warm.usage.cache.reason));
@@ -97,9 +93,7 @@ static void a_throttled_disk_is_given_up_and_not_asked_again(void **state)
     firn_engine_stats stats;
     firn_engine_get_stats(stack.engine, &stats);
     assert_int_equal(stats.prefix.n_hits_disk, 0);
-    /* What two have shown is enough; where computing is quick, what one has. */
-    assert_true(n_restores <= N_PROMPTS - 2);
-    assert_int_equal(stats.prefix.n_restores, n_restores);
+    assert_true(stats.prefix.n_restores <= 1); /* what it showed was enough */
     assert_int_equal(stats.prefix.n_restores_given_up + stats.prefix.n_restores_refused, N_PROMPTS - 1);
     set_slow(&t, false); /* the read that nobody wants any more comes to its end */
     (void)test_stack_close(&stack, UINT64_C(20000000000));
