@@ -79,11 +79,12 @@ static firn_tier_handle *find(firni_disk *disk, firni_volume *volume, const char
         const firni_code code = find_entry(disk, volume, ns, key, handle, reason);
         if (code != 0) {
             *reason = firni_disk_failed(disk, volume, code, "looking up an object");
-        }
-        if (code != 0 || (!handle->has_object && firni_disk_epoch(disk) == epoch)) {
             break;
         }
         if (!handle->has_object) {
+            if (firni_disk_epoch(disk) == epoch) {
+                break;
+            }
             continue;
         }
         if (firni_handle_promise(disk, handle, epoch) && handle->is_pinned) {
