@@ -4,9 +4,10 @@
 //
 //     node compare.mjs --firn ../../build/firn -m MODEL.gguf [--tiny MODEL.gguf] [--depth 0,4096] [--kv f16,q8,q4]
 //                      [--rows 1,4] [--runs 5] [--prompt 512] [--gen 64] [--threads 2] [--flash off,on]
-//                      [--side both|peer|firn] [--json]
+//                      [--side both|peer|firn] [--read N] [--json]
 //
-// A depth is read once by the peer, for each setting of flash attention, and made up by Firn (`firn bench --made-up`).
+// A depth is made up by Firn (`firn bench --made-up`) and read once by the peer, for each setting of flash attention. With
+// --read N it reads N tokens, and their state is repeated up to the depth: for models of plain attention.
 // The peer is timed with flash attention on and off, and the better median counts. What its JavaScript costs per token,
 // measured on a model that computes next to nothing (peer.mjs), is printed and taken off its time.
 import { spawnSync } from 'node:child_process';
@@ -29,12 +30,17 @@ const { values: flags } = parseArgs({
         threads: { type: 'string', default: '2' },
         flash: { type: 'string', default: 'off,on' },
         side: { type: 'string', default: 'both' },
+        read: { type: 'string' },
         commit: { type: 'string', default: 'unknown' },
         json: { type: 'boolean', default: false },
     },
 });
 if (flags.model === undefined || !['both', 'peer', 'firn'].includes(flags.side)) {
     console.error('-m MODEL.gguf is required; --side is both, peer or firn');
+    process.exit(2);
+}
+if (flags.read !== undefined && !(Number(flags.read) >= 1)) {
+    console.error('--read is a number of tokens');
     process.exit(2);
 }
 const list = (text) => text.split(',');
@@ -59,7 +65,7 @@ async function runCase(peer, c, overhead, flashes) {
     const opened = [];
     try {
         for (const flash of peer === undefined ? [] : flashes) {
-            const progress = (n, rate) => console.error(`peer, flash ${flash ? 'on' : 'off'}: at ${n} of ${c.depth} tokens, ${rate.toPrecision(3)} tokens/s`);
+            const progress = (n, rate) => console.error(`peer, flash ${flash ? 'on' : 'off'}: at ${n} of ${Math.min(c.read, c.depth)} tokens, ${rate.toPrecision(3)} tokens/s`);
             opened.push(await openCase(peer, { ...c, flash }, progress));
         }
         for (let run = 0; run < c.runs; run++) {
@@ -119,7 +125,7 @@ for (const kv of list(flags.kv)) {
     for (const depth of list(flags.depth).map(Number)) {
         for (const rows of list(flags.rows).map(Number)) {
             const c = { kv, depth, rows, threads: Number(flags.threads), prompt: Number(flags.prompt), gen: Number(flags.gen),
-                runs: Number(flags.runs) };
+                runs: Number(flags.runs), read: flags.read === undefined ? depth : Number(flags.read) };
             // Quantised values need flash attention in the peer.
             const flashes = kv === 'f16' ? list(flags.flash).map((text) => text === 'on') : [true];
             const timed = await runCase(peer, c, overhead, flashes);

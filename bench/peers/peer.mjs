@@ -3,10 +3,11 @@
 //
 // A depth is read once. After each run the rows go back to it: what came behind it is erased, or, where state cannot be
 // cut (recurrent and window layers), the state that was saved at the depth is loaded again. Neither is timed.
-import { rmSync } from 'node:fs';
+import { renameSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { getLlama } from 'node-llama-cpp';
+import { growState } from './grow.mjs';
 
 const READ_TOKENS = 2048; // of a depth, between two words about it
 
@@ -42,27 +43,48 @@ async function openContext(peer, c) {
     return peer.model.createContext(options);
 }
 
-// A context whose rows are all at the case's depth. One row reads it and the others load what it has saved: they share
-// nothing, as rows of different users would. progress(tokens read, tokens/s of the last piece) is called on the way, which
-// with quantised state can take half an hour. Close it with closeCase, whatever happens.
+async function toDepth(opened, progress) {
+    const { peer, c, rows } = opened;
+    if (c.depth === 0) return;
+    const nRead = Math.min(c.read ?? c.depth, c.depth);
+    const ids = fillTokens(peer.model, 7000, nRead);
+    for (let at = 0; at < nRead; at += READ_TOKENS) {
+        const piece = ids.slice(at, at + READ_TOKENS);
+        const began = now();
+        await rows[0].evaluateWithoutGeneratingNewTokens(piece);
+        progress(at + piece.length, piece.length / (now() - began));
+    }
+    if (c.rows > 1 || rows[0].needsCheckpoints || nRead < c.depth) {
+        opened.saved = join(tmpdir(), `firn-peer-${process.pid}-${c.flash}.state`);
+        await rows[0].saveStateToFile(opened.saved);
+    }
+    if (nRead < c.depth) {
+        const short = `${opened.saved}.short`;
+        renameSync(opened.saved, short);
+        try {
+            growState(short, opened.saved, c.depth);
+        } finally {
+            rmSync(short);
+        }
+        await rows[0].loadStateFromFile(opened.saved, { acceptRisk: true });
+    }
+    for (const row of rows.slice(1)) await row.loadStateFromFile(opened.saved, { acceptRisk: true });
+}
+
+// A context whose rows are all at the case's depth. One row reads it, or its first c.read tokens, whose state is then
+// repeated up to the depth (grow.mjs); the others load what it has saved: they share nothing, as rows of different users
+// would. progress(tokens read, tokens/s of the last piece) is called on the way, which with quantised state can take half
+// an hour. Close it with closeCase, whatever happens.
 export async function openCase(peer, c, progress = () => {}) {
     const context = await openContext(peer, c);
     // No checkpoints of the peer's own: writing them would be timed.
     const rows = Array.from({ length: c.rows }, () => context.getSequence({ checkpoints: { max: 0 } }));
     const opened = { peer, c, context, rows, saved: undefined };
-    if (c.depth > 0) {
-        const ids = fillTokens(peer.model, 7000, c.depth);
-        for (let at = 0; at < c.depth; at += READ_TOKENS) {
-            const piece = ids.slice(at, at + READ_TOKENS);
-            const began = now();
-            await rows[0].evaluateWithoutGeneratingNewTokens(piece);
-            progress(at + piece.length, piece.length / (now() - began));
-        }
-        if (c.rows > 1 || rows[0].needsCheckpoints) {
-            opened.saved = join(tmpdir(), `firn-peer-${process.pid}-${c.flash}.state`);
-            await rows[0].saveStateToFile(opened.saved);
-            for (const row of rows.slice(1)) await row.loadStateFromFile(opened.saved, { acceptRisk: true });
-        }
+    try {
+        await toDepth(opened, progress);
+    } catch (error) {
+        await closeCase(opened);
+        throw error;
     }
     return opened;
 }

@@ -8,7 +8,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 : "${FIRN_OUT:=$here/../../build}"
 commit=$(git -C "$here" describe --always --dirty 2>/dev/null || echo unknown)
 mkdir -p "$FIRN_OUT/peers"
-cp "$here/package.json" "$here/peer.mjs" "$here/compare.mjs" "$FIRN_OUT/peers/"
+cp "$here/package.json" "$here/peer.mjs" "$here/compare.mjs" "$here/grow.mjs" "$FIRN_OUT/peers/"
 cd "$FIRN_OUT/peers"
 [ -d node_modules/node-llama-cpp ] || npm install --ignore-scripts --no-audit --no-fund >npm.log 2>&1 || {
     cat npm.log >&2
