@@ -9,12 +9,15 @@
  * and how much faster than f16 it is. GB/s counts the bytes that a token has stored. Before it is timed, a result is
  * compared with that of the scalar reference, bit by bit. --only runs the cases whose name contains TEXT.
  */
+#define BENCH_NAME "bench_attend"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
 #include "base/base_impl.h"
+#include "bench_common.h"
 #include "firn/cache.h"
 #include "kernel/kernel_impl.h"
 
@@ -49,31 +52,11 @@ static const struct {
     { "turbo k4v4", { .layout = "kv:turboquant", .key_bits = 4, .value_bits = 4 } },
 };
 
-static void fatal(const char *message)
-{
-    fprintf(stderr, "bench_attend: %s\n", message);
-    exit(1);
-}
-
-static void check_ok(firn_status status, const firn_error *err)
-{
-    if (status != FIRN_OK) {
-        fatal(err->message);
-    }
-}
-
 static double cpu_s(void)
 {
     struct timespec t;
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-
-static int compare_doubles(const void *a, const void *b)
-{
-    const double x = *(const double *)a;
-    const double y = *(const double *)b;
-    return (x > y) - (x < y);
 }
 
 /* Numbers of about the unit normal distribution: the sum of four uniform ones. */

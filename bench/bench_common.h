@@ -1,5 +1,5 @@
 /*
- * What the benchmarks of tiers share: how they fail, made-up numbers, order. Each defines BENCH_NAME before it includes
+ * What benchmarks share: how they fail, made-up numbers, order. Each defines BENCH_NAME before it includes
  * this.
  */
 #ifndef FIRN_BENCH_COMMON_H
@@ -10,6 +10,12 @@
 #include <stdlib.h>
 
 #include "firn/status.h"
+
+static inline void fatal(const char *why)
+{
+    fprintf(stderr, "%s: %s\n", BENCH_NAME, why);
+    exit(1);
+}
 
 static inline void fail(const char *what, const char *why)
 {

@@ -8,11 +8,14 @@
  * once; GOP/s counts two operations for a multiply-add. --tiny runs small sizes, as a test that it works;
  * --only runs the cases whose name contains TEXT, after the streaming read.
  */
+#define BENCH_NAME "bench_kernel"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
+#include "bench_common.h"
 #include "firn/array.h"
 #include "firn/workers.h"
 #include "cmd/bench_stream.h"
@@ -45,12 +48,6 @@ static double now_s(void)
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-static void fatal(const char *message)
-{
-    fprintf(stderr, "bench_kernel: %s\n", message);
-    exit(1);
-}
-
 static void *allocate(size_t n_bytes)
 {
     void *p = aligned_alloc(4096, (n_bytes + 4095) / 4096 * 4096);
@@ -58,13 +55,6 @@ static void *allocate(size_t n_bytes)
         fatal("out of memory");
     }
     return p;
-}
-
-static int compare_doubles(const void *a, const void *b)
-{
-    const double x = *(const double *)a;
-    const double y = *(const double *)b;
-    return (x > y) - (x < y);
 }
 
 static timing measure(void (*run)(void *ctx), void *ctx)

@@ -7,22 +7,17 @@
  * One thread, in its own processor time, since machines are shared: the median of RUNS runs with the spread. Before it
  * is timed, a result is compared with that of the scalar reference, bit by bit.
  */
+#define BENCH_NAME "bench_latent"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
+#include "bench_common.h"
 #include "firn/cache.h"
 
 enum { RUNS = 5, HEADS = 16, DIM = 576, VALUE = 512, INDEX_HEADS = 64, INDEX_DIM = 128, TOP_K = 2048, CHUNK = 64 };
-
-static void check_ok(firn_status status, const firn_error *err)
-{
-    if (status != FIRN_OK) {
-        fprintf(stderr, "bench_latent: %s\n", err->message);
-        exit(1);
-    }
-}
 
 static double now_s(void)
 {
@@ -31,18 +26,11 @@ static double now_s(void)
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-static int compare_doubles(const void *a, const void *b)
-{
-    const double x = *(const double *)a;
-    const double y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 static float *numbers(size_t n, uint64_t seed)
 {
     float *x = malloc(n * sizeof *x);
     if (x == NULL) {
-        exit(1);
+        fatal("out of memory");
     }
     for (size_t i = 0; i < n; i++) {
         seed = seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
@@ -94,8 +82,7 @@ static void check_bits(const bench *b, const char *layout)
     memcpy(expected, b->out, sizeof expected);
     attend(b, fast, 1);
     if (memcmp(expected, b->out, sizeof expected) != 0) {
-        fprintf(stderr, "bench_latent: attention differs from the scalar reference\n");
-        exit(1);
+        fatal("attention differs from the scalar reference");
     }
     firn_cache_destroy(scalar);
     firn_cache_destroy(fast);

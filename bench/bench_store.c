@@ -7,6 +7,8 @@
  * through the functions that a store uses, in segments that are files without blocks. Wall time, medians with the
  * spread; each lookup is checked before it is timed. A store that has just been made is in the page cache.
  */
+#define BENCH_NAME "bench_store"
+
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -16,24 +18,16 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "bench_common.h"
 #include "bench_dir.h"
 #include "tier/disk/disk_impl.h"
 
 enum { OPENS = 9, LOOKUPS = 41, CHAIN_BLOCKS = 2000, BATCH = 20000, RECORD_BYTES = 8192, SEGMENT_RECORDS = 32768 };
 
-static void check_ok(firn_status status, const firn_error *err)
-{
-    if (status != FIRN_OK) {
-        fprintf(stderr, "bench_store: %s\n", err->message);
-        exit(1);
-    }
-}
-
 static void check_code(firni_code code)
 {
     if (code != 0) {
-        fprintf(stderr, "bench_store: %s\n", mdb_strerror(code));
-        exit(1);
+        fatal(mdb_strerror(code));
     }
 }
 
@@ -42,13 +36,6 @@ static double now_ms(void)
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
-}
-
-static int compare_doubles(const void *a, const void *b)
-{
-    const double x = *(const double *)a;
-    const double y = *(const double *)b;
-    return (x > y) - (x < y);
 }
 
 static void print_times(const char *what, double *ms, int n)
