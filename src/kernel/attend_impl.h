@@ -94,8 +94,8 @@ struct attend_storage {
     /* Which lanes of a tile the batch may see beside what its pairs' positions say; 0: the tile is passed over. NULL:
      * all. Tiles come in ascending order. */
     uint64_t (*seen)(attend_batch *batch, uint32_t tile_index);
-    /* Before the groups of n_pairs pairs use the lanes `seen` of a tile. NULL: nothing. */
-    void (*open)(attend_batch *batch, uint32_t n_pairs, uint64_t seen);
+    /* Before the groups of pairs [first, first + n_pairs) use the lanes `seen` of a tile. NULL: nothing. */
+    void (*open)(attend_batch *batch, uint32_t first, uint32_t n_pairs, uint32_t tile_index, uint64_t seen);
     /* Fills group->weights with q.k of all 64 tokens; of tokens that a pair does not see with anything. */
     void (*scores)(const attend_batch *batch, attend_group *group);
     /* Adds the weighted values of the seen tokens to batch->values, which have been multiplied with rescale. */
@@ -121,8 +121,10 @@ typedef struct plain_batch {
     _Alignas(64) float wide_v[PLAIN_WIDE_MAX];
 } plain_batch;
 
-static void plain_open(attend_batch *base, uint32_t n_pairs, uint64_t seen)
+static void plain_open(attend_batch *base, uint32_t first, uint32_t n_pairs, uint32_t tile_index, uint64_t seen)
 {
+    (void)first;
+    (void)tile_index;
     (void)seen; /* all that positions allow */
     plain_batch *batch = (plain_batch *)base;
     const firni_plain_geometry *geometry = base->task->geometry;
@@ -443,7 +445,7 @@ static void attend_run_tile(attend_batch *batch, uint32_t first, uint32_t n, uin
                        (batch->task->rows == NULL || attend_pair_sees(batch, first, tile_index + 1));
     batch->ahead = fetch ? firn_block_data(firni_attend_block(row, tile_index + 1)) : batch->block;
     if (storage->open != NULL) {
-        storage->open(batch, n, seen);
+        storage->open(batch, first, n, tile_index, seen);
     }
     attend_group group;
     group.seen = seen;

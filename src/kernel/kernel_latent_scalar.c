@@ -11,22 +11,17 @@
 #include "kernel/scalar_numbers.h"
 #include "kernel/variants_impl.h"
 
-enum { LANES = FIRNI_SCALAR_LANES, TILE = FIRN_BLOCK_TOKENS };
+enum { TILE = FIRN_BLOCK_TOKENS };
 
-/* Keys lie token-major, so the sum runs across lanes: element i in lane i % 16, missing ones are zero. */
 static float latent_score(const firni_scalar_attend *attend, const uint8_t *block, uint32_t lane)
 {
     const firni_latent_geometry *geometry = attend->task->latent;
     const size_t first = (size_t)lane * geometry->head_dim;
-    float sums[LANES] = {0};
-    for (uint32_t begin = 0; begin < geometry->head_dim; begin += LANES) {
-        for (uint32_t i = 0; i < LANES; i++) {
-            const bool exists = begin + i < geometry->head_dim;
-            const float k = exists ? load_element(geometry->dtype, block, first + begin + i) : 0.0f;
-            sums[i] = fmaf(exists ? attend->q[begin + i] : 0.0f, k, sums[i]);
-        }
+    float score = 0.0f;
+    for (uint32_t d = 0; d < geometry->head_dim; d++) {
+        score = fmaf(attend->q[d], load_element(geometry->dtype, block, first + d), score);
     }
-    return fold_sum(sums);
+    return score;
 }
 
 static void latent_add_values(firni_scalar_attend *attend, const uint8_t *block, const float *weights, uint32_t begin,

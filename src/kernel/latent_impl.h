@@ -3,16 +3,17 @@
  * index keys. Written over lanes.
  *
  * Latent keys lie token-major, because the same bytes are the values, and because a sparse query reads single tokens.
- * So scores are sums across lanes here: register tiles of two pairs (three with AVX-512) and two tokens share the
- * loads of both, and one fold ends each sum of head_dim / 16 vectors (36 in the common case). All query heads read the
- * same key: a tile is expanded to f32 once, stays in the second-level cache, and each group reads it once for scores
- * and once for values.
+ * All query heads read the same key, so in scores the lanes are (query, head) pairs: the queries of a batch are
+ * transposed once, to [16 pairs at a time][head_dim][16], and a tile's tokens are the rows of the register tile, which
+ * broadcasts their elements. A tile is expanded to f32 once, stays in the second-level cache, and serves the whole
+ * batch: 192 dimensions at a time of 16 pairs (12 KB) stay in the first level while its 64 tokens pass.
  *
- * Measured on Zen 3 (AVX2), one thread, DeepSeek V3's sizes, 16 heads at a depth of 4,096: 54 GFLOP/s with 64 queries,
- * 51 with one, of the 60 to 89 that multiply-adds alone reach as the machine is more or less busy. Against tiles of
- * three pairs, whose twelfth sum finds no register, and conversions in the tiles: 1.2 to 1.4 times as fast with 64
- * queries, 1.2 to 1.5 with one. Batches of 16 pairs instead of 48 expand each tile three times as often: 0.9. Index
- * keys, expanded once for 64 heads: a sparse query takes 0.89 to 0.96 of the time, 64 of them 0.8 to 0.9.
+ * Measured on Zen 3 (AVX2), one thread, DeepSeek V3's sizes, 16 heads at a depth of 4,096: 66 GFLOP/s with 64 queries,
+ * 61 with one, of the 60 to 89 that multiply-adds alone reach as the machine is more or less busy. Register tiles take
+ * 81 % of the time (scores and values half each, for 53 and 47 % of the work), expansion 9 %, softmax 3 %. Before, the
+ * lanes were dimensions, two pairs and two tokens a tile, each sum folded: 1.2 times as long, the best of seven runs
+ * in turn. Batches of 16 pairs instead of 48 expand each tile three times as often: 0.9. Index keys, expanded once for
+ * 64 heads: a sparse query takes 0.89 to 0.96 of the time, 64 of them 0.8 to 0.9.
  */
 #ifndef FIRNI_LATENT_IMPL_H
 #define FIRNI_LATENT_IMPL_H
@@ -21,178 +22,111 @@
 #include "kernel/vector_impl.h"
 
 enum {
-    LATENT_PAIRS_MAX = LANES_ACCUMULATORS >= 24 ? 3 : 2, /* with two tokens: what fits beside both operands */
-    LATENT_TOKENS_MAX = 2,
-    LATENT_WIDEN_PAIRS_MIN = 4,          /* fewer do not pay for a tile's expansion */
-    LATENT_WIDE_MAX = ATTEND_TILE * 640, /* elements of a tile: keys of up to 640 */
-    INDEX_WIDEN_HEADS_MIN = 12,          /* the same of index keys */
+    LATENT_SEGMENT = 192, /* dimensions of 16 queries and of a tile's keys that go through the first-level cache */
+    LATENT_VECTORS_MAX = ATTEND_PAIRS_MAX / LANES,
+    INDEX_WIDEN_HEADS_MIN = 12, /* fewer do not pay for the expansion of a tile of index keys */
     INDEX_WIDE_MAX = ATTEND_TILE * 256
 };
 
 typedef struct latent_batch {
     attend_batch base;
-    /* Of the tile at hand: in the block, or expanded to f32, [64][head_dim]. */
-    firn_dtype dtype;
-    const uint8_t *keys;
-    _Alignas(64) float wide[LATENT_WIDE_MAX];
+    const float *keys;           /* of the tile at hand, [64][head_dim]: in the block, or expanded */
+    uint8_t tokens[ATTEND_TILE]; /* lanes of the tile that some pair sees, ascending */
+    uint32_t n_tokens;
+    float scores[ATTEND_TILE][ATTEND_PAIRS_MAX]; /* of each of them with each pair */
+    _Alignas(64) float queries[LATENT_VECTORS_MAX * FIRNI_HEAD_DIM_MAX * LANES]; /* [n_pairs / 16][head_dim][16] */
+    _Alignas(64) float wide[ATTEND_TILE * FIRNI_HEAD_DIM_MAX];
 } latent_batch;
 
-static void latent_open(attend_batch *base, uint32_t n_pairs, uint64_t seen)
+static void latent_start(attend_batch *base)
 {
     latent_batch *batch = (latent_batch *)base;
-    const firni_latent_geometry *geometry = base->task->latent;
-    const uint32_t dim = geometry->head_dim;
-    batch->dtype = geometry->dtype;
-    batch->keys = base->block;
-    if (n_pairs < LATENT_WIDEN_PAIRS_MIN || geometry->dtype == FIRN_DTYPE_F32 || dim % LANES != 0 ||
-        (size_t)ATTEND_TILE * dim > LATENT_WIDE_MAX) {
-        return;
-    }
-    const size_t row_bytes = dim * sizeof(uint16_t);
-    for (uint32_t t = 0; t < ATTEND_TILE; t++) {
-        if ((seen >> t & 1) != 0) {
-            widen_elements(geometry->dtype, batch->wide + (size_t)t * dim, base->block + t * row_bytes, dim);
-        }
-    }
-    batch->dtype = FIRN_DTYPE_F32;
-    batch->keys = (const uint8_t *)batch->wide;
-}
-
-/* scores[i][j] = q[i].k[j] for n pairs and m tokens. */
-typedef struct latent_dots {
-    const float *q[LATENT_PAIRS_MAX];
-    const uint8_t *k[LATENT_TOKENS_MAX];
-    uint32_t dim;
-    float scores[LATENT_PAIRS_MAX][LATENT_TOKENS_MAX];
-} latent_dots;
-
-FIRNI_INLINE void latent_dots_shape(const firn_dtype dtype, const unsigned n, const unsigned m, latent_dots *t)
-{
-    const size_t element = firni_plain_element_bytes(dtype);
-    lanes sums[LATENT_PAIRS_MAX][LATENT_TOKENS_MAX];
-    LANES_UNROLL
-    for (unsigned i = 0; i < n; i++) {
-        LANES_UNROLL
-        for (unsigned j = 0; j < m; j++) {
-            sums[i][j] = lanes_set(0.0f);
-        }
-    }
-    uint32_t d = 0;
-    for (; d + LANES <= t->dim; d += LANES) {
-        lanes k[LATENT_TOKENS_MAX];
-        LANES_UNROLL
-        for (unsigned j = 0; j < m; j++) {
-            k[j] = lanes_load_as(dtype, t->k[j] + d * element);
-        }
-        LANES_UNROLL
-        for (unsigned i = 0; i < n; i++) {
-            const lanes q = lanes_load(t->q[i] + d);
-            LANES_UNROLL
-            for (unsigned j = 0; j < m; j++) {
-                sums[i][j] = lanes_fma(q, k[j], sums[i][j]);
-            }
-        }
-    }
-    if (d < t->dim) {
-        for (unsigned j = 0; j < m; j++) {
-            uint8_t rest[LANES * sizeof(float)] = {0};
-            memcpy(rest, t->k[j] + d * element, (t->dim - d) * element);
-            for (unsigned i = 0; i < n; i++) {
-                sums[i][j] = lanes_fma(lanes_load_n(t->q[i] + d, t->dim - d), lanes_load_as(dtype, rest), sums[i][j]);
-            }
-        }
-    }
-    LANES_UNROLL
-    for (unsigned i = 0; i < n; i++) {
-        LANES_UNROLL
-        for (unsigned j = 0; j < m; j++) {
-            t->scores[i][j] = lanes_fold_sum(sums[i][j]);
+    const uint32_t dim = base->head_dim;
+    const uint32_t n_vectors = (base->n_pairs + LANES - 1) / LANES;
+    memset(batch->queries, 0, (size_t)n_vectors * dim * LANES * sizeof(batch->queries[0]));
+    for (uint32_t pair = 0; pair < base->n_pairs; pair++) {
+        float *column = batch->queries + (size_t)(pair / LANES) * dim * LANES + pair % LANES;
+        for (uint32_t d = 0; d < dim; d++) {
+            column[(size_t)d * LANES] = base->q[pair][d];
         }
     }
 }
 
-FIRNI_INLINE void latent_dots_pairs(const firn_dtype dtype, const unsigned n, unsigned m, latent_dots *t)
+/* The lanes of the tile that some of the pairs [first, first + n) see. */
+static void latent_list_tokens(latent_batch *batch, uint32_t first, uint32_t n, uint32_t tile_index, uint64_t seen)
 {
-    if (m == LATENT_TOKENS_MAX) {
-        latent_dots_shape(dtype, n, LATENT_TOKENS_MAX, t);
-    } else {
-        assert(m == 1);
-        latent_dots_shape(dtype, n, 1, t);
-    }
-}
-
-FIRNI_INLINE void latent_dots_dtype(const firn_dtype dtype, unsigned n, unsigned m, latent_dots *t)
-{
-    switch (n) {
-    case 1: latent_dots_pairs(dtype, 1, m, t); break;
-    case 2: latent_dots_pairs(dtype, 2, m, t); break;
-    default:
-        assert(n == LATENT_PAIRS_MAX);
-        latent_dots_pairs(dtype, LATENT_PAIRS_MAX, m, t);
-        break;
-    }
-}
-
-static void latent_multiply(firn_dtype dtype, unsigned n, unsigned m, latent_dots *t)
-{
-    switch (dtype) {
-    case FIRN_DTYPE_F16: latent_dots_dtype(FIRN_DTYPE_F16, n, m, t); break;
-    case FIRN_DTYPE_BF16: latent_dots_dtype(FIRN_DTYPE_BF16, n, m, t); break;
-    default:
-        assert(dtype == FIRN_DTYPE_F32);
-        latent_dots_dtype(FIRN_DTYPE_F32, n, m, t);
-        break;
-    }
-}
-
-/* Tokens that some pair of the group sees, as a list of lanes. */
-static uint32_t latent_tokens(const attend_group *group, uint8_t tokens[ATTEND_TILE])
-{
-    uint32_t begin = ATTEND_TILE;
+    const uint32_t origin = tile_index * ATTEND_TILE;
+    uint32_t begin = UINT32_MAX;
     uint32_t end = 0;
-    uint32_t n = 0;
-    for (uint32_t i = 0; i < group->n; i++) {
-        if (group->begin[i] < group->end[i]) {
-            begin = group->begin[i] < begin ? group->begin[i] : begin;
-            end = group->end[i] > end ? group->end[i] : end;
+    for (uint32_t pair = first; pair < first + n; pair++) {
+        const firni_visible visible = batch->base.visible[pair];
+        begin = visible.begin < begin ? visible.begin : begin;
+        end = visible.end > end ? visible.end : end;
+    }
+    batch->n_tokens = 0;
+    for (uint32_t t = 0; t < ATTEND_TILE; t++) {
+        if (origin + t >= begin && origin + t < end && (seen >> t & 1) != 0) {
+            batch->tokens[batch->n_tokens++] = (uint8_t)t;
         }
     }
-    for (uint32_t t = begin; t < end; t++) {
-        if ((group->seen >> t & 1) != 0) {
-            tokens[n++] = (uint8_t)t;
+}
+
+/* The scores of the listed tokens with the 16 pairs of each vector [vector, end_vector): of whatever row they are, as
+ * only the run's are read. */
+static void latent_multiply(latent_batch *batch, uint32_t vector, uint32_t end_vector)
+{
+    const uint32_t dim = batch->base.head_dim;
+    const unsigned widest = tile_width(TILE_ROWS_MAX, LANES_ACCUMULATORS);
+    unsigned width;
+    for (; vector < end_vector; vector += width) {
+        width = end_vector - vector >= widest ? widest : 1;
+        for (uint32_t d = 0; d < dim; d += LATENT_SEGMENT) {
+            tile t = {
+                .b = (const uint8_t *)(batch->queries + ((size_t)vector * dim + d) * LANES),
+                .b_row_bytes = LANES * sizeof(float),
+                .b_block_bytes = (size_t)dim * LANES * sizeof(float),
+                .count = dim - d < LATENT_SEGMENT ? dim - d : LATENT_SEGMENT,
+                .ahead = (uintptr_t)batch->queries,
+                .c_stride = ATTEND_PAIRS_MAX,
+                .add = d > 0,
+            };
+            uint32_t n;
+            for (uint32_t at = 0; at < batch->n_tokens; at += n) {
+                n = batch->n_tokens - at < TILE_ROWS_MAX ? batch->n_tokens - at : TILE_ROWS_MAX;
+                for (uint32_t i = 0; i < n; i++) {
+                    t.a[i] = batch->keys + (size_t)batch->tokens[at + i] * dim + d;
+                }
+                t.c = batch->scores[at] + (size_t)vector * LANES;
+                tile_multiply(FIRN_DTYPE_F32, n, width, &t);
+            }
         }
     }
-    return n;
 }
 
 /* Nothing is fetched ahead: a tile takes longer to use than to fetch, whatever the number of heads. */
+static void latent_open(attend_batch *base, uint32_t first, uint32_t n_pairs, uint32_t tile_index, uint64_t seen)
+{
+    latent_batch *batch = (latent_batch *)base;
+    const firn_dtype dtype = base->task->latent->dtype;
+    const uint32_t dim = base->head_dim;
+    latent_list_tokens(batch, first, n_pairs, tile_index, seen);
+    batch->keys = (const float *)base->block;
+    if (dtype != FIRN_DTYPE_F32) {
+        for (uint32_t i = 0; i < batch->n_tokens; i++) {
+            const size_t at = (size_t)batch->tokens[i] * dim;
+            widen_elements(dtype, batch->wide + at, base->block + at * sizeof(uint16_t), dim);
+        }
+        batch->keys = batch->wide;
+    }
+    latent_multiply(batch, first / LANES, (first + n_pairs - 1) / LANES + 1);
+}
+
 static void latent_scores(const attend_batch *base, attend_group *group)
 {
     const latent_batch *batch = (const latent_batch *)base;
-    const uint32_t dim = base->task->latent->head_dim;
-    const size_t row_bytes = dim * firni_plain_element_bytes(batch->dtype);
-    uint8_t tokens[ATTEND_TILE];
-    const uint32_t n_tokens = latent_tokens(group, tokens);
-    memset(group->weights, 0, group->n * sizeof(group->weights[0]));
-    latent_dots t = {.dim = dim};
-    uint32_t m;
-    for (uint32_t at = 0; at < n_tokens; at += m) {
-        m = n_tokens - at < LATENT_TOKENS_MAX ? n_tokens - at : LATENT_TOKENS_MAX;
-        for (uint32_t j = 0; j < m; j++) {
-            t.k[j] = batch->keys + tokens[at + j] * row_bytes;
-        }
-        uint32_t n;
-        for (uint32_t first = 0; first < group->n; first += n) {
-            n = group->n - first < LATENT_PAIRS_MAX ? group->n - first : LATENT_PAIRS_MAX;
-            for (uint32_t i = 0; i < n; i++) {
-                t.q[i] = base->q[group->first + first + i];
-            }
-            latent_multiply(batch->dtype, n, m, &t);
-            for (uint32_t i = 0; i < n; i++) {
-                for (uint32_t j = 0; j < m; j++) {
-                    group->weights[first + i][tokens[at + j]] = t.scores[i][j];
-                }
-            }
+    for (uint32_t at = 0; at < batch->n_tokens; at++) {
+        for (uint32_t i = 0; i < group->n; i++) {
+            group->weights[i][batch->tokens[at]] = batch->scores[at][group->first + i];
         }
     }
 }
@@ -202,9 +136,9 @@ static void latent_values(attend_batch *base, const attend_group *group, const f
     (void)rescale; /* there is nothing beside the values */
     const latent_batch *batch = (const latent_batch *)base;
     const attend_rows from = {
-        .dtype = batch->dtype,
-        .row_bytes = base->task->latent->head_dim * firni_plain_element_bytes(batch->dtype),
-        .base = batch->keys,
+        .dtype = FIRN_DTYPE_F32,
+        .row_bytes = base->head_dim * sizeof(float),
+        .base = (const uint8_t *)batch->keys,
         .ahead = (uintptr_t)batch->keys,
     };
     if (group->seen == UINT64_MAX) {
@@ -229,6 +163,7 @@ static uint64_t latent_seen(attend_batch *batch, uint32_t tile_index)
 
 static const attend_storage latent_storage = {
     .group_pairs_max = TILE_ROWS_MAX,
+    .start = latent_start,
     .open = latent_open,
     .scores = latent_scores,
     .values = latent_values,
@@ -236,6 +171,7 @@ static const attend_storage latent_storage = {
 
 static const attend_storage latent_sparse_storage = {
     .group_pairs_max = TILE_ROWS_MAX,
+    .start = latent_start,
     .seen = latent_seen,
     .open = latent_open,
     .scores = latent_scores,

@@ -55,7 +55,7 @@ struct firn_model {
 };
 
 /* Version of the arithmetic (docs/ARITHMETIC.md): changes when the same weights and tokens would give other bits. */
-#define FIRNI_ARITHMETIC_VERSION "firn-arith-1"
+#define FIRNI_ARITHMETIC_VERSION "firn-arith-2"
 
 /* Fills model->cache_options, ->cache_describes and ->kv_name; needs hparams and kernels. Errors: INVALID (options that
  * contradict each other; layers that cannot keep state in this way, which the message names), NO_MEMORY. */

@@ -193,7 +193,7 @@ static void facts_and_identity_come_from_the_file(void **state)
         "tokenizer: ",
         "rope: interleaved dims=16 base=10000 scaling=yarn",
         "kv_dtype: bf16\n",
-        "arithmetic: firn-arith-1\n",
+        "arithmetic: firn-arith-2\n",
         "block_tokens: 64\n",
         "layer.0: kv:plain bf16",
         "layer.1: kv:plain bf16",
