@@ -5,9 +5,8 @@
 #include <assert.h>
 #include <string.h>
 
-#include <xxhash.h>
-
 #include "base/base_impl.h"
+#include "base/xxh3.h"
 #include "model/gguf_impl.h"
 #include "model/packed_file.h"
 #include "record/bytes_impl.h"

@@ -12,9 +12,8 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include <xxhash.h>
-
 #include "base/base_impl.h"
+#include "base/xxh3.h"
 #include "model/packed_file.h"
 
 #define HUGE_PAGE_BYTES FIRNI_PACKED_CHUNK_BYTES

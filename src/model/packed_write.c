@@ -13,9 +13,8 @@
 #include <fcntl.h>
 #include <string.h>
 
-#include <xxhash.h>
-
 #include "base/base_impl.h"
+#include "base/xxh3.h"
 #include "model/packed_file.h"
 
 #define CHUNKS_PER_SYNC 32u /* 64 MiB: more at once would hold up the reads of others */

@@ -3,9 +3,9 @@
  */
 #include <assert.h>
 #include <string.h>
-#include <xxhash.h>
 
 #include "base/base_impl.h"
+#include "base/xxh3.h"
 #include "record/bytes_impl.h"
 #include "record/record_impl.h"
 
