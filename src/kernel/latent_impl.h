@@ -11,7 +11,7 @@
  * Measured on Zen 3 (AVX2), one thread, DeepSeek V3's sizes, 16 heads at a depth of 4,096: 66 GFLOP/s with 64 queries,
  * 61 with one, of the 60 to 89 that multiply-adds alone reach as the machine is more or less busy. Register tiles take
  * 81 % of the time (scores and values half each, for 53 and 47 % of the work), expansion 9 %, softmax 3 %. Before, the
- * lanes were dimensions, two pairs and two tokens a tile, each sum folded: 1.2 times as long, the best of seven runs
+ * lanes were dimensions, two pairs and two tokens a tile, each sum folded: 1.2 times as long, the best of six runs
  * in turn. Batches of 16 pairs instead of 48 expand each tile three times as often: 0.9. Index keys, expanded once for
  * 64 heads: a sparse query takes 0.89 to 0.96 of the time, 64 of them 0.8 to 0.9.
  */
@@ -77,9 +77,11 @@ static void latent_multiply(latent_batch *batch, uint32_t vector, uint32_t end_v
 {
     const uint32_t dim = batch->base.head_dim;
     const unsigned widest = tile_width(TILE_ROWS_MAX, LANES_ACCUMULATORS);
-    unsigned width;
+    unsigned width = widest;
     for (; vector < end_vector; vector += width) {
-        width = end_vector - vector >= widest ? widest : 1;
+        while (width > end_vector - vector) {
+            width /= 2;
+        }
         for (uint32_t d = 0; d < dim; d += LATENT_SEGMENT) {
             tile t = {
                 .b = (const uint8_t *)(batch->queries + ((size_t)vector * dim + d) * LANES),
