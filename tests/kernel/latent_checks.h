@@ -26,7 +26,9 @@ static inline void checks_latent_round(variant_checks *checks, firn_pool *pool, 
     static const firn_dtype dtypes[] = { FIRN_DTYPE_F32, FIRN_DTYPE_F16, FIRN_DTYPE_BF16 };
     const firn_dtype dtype = dtypes[round % 3];
     const uint32_t element = dtype == FIRN_DTYPE_F32 ? 4 : 2;
-    const uint32_t head_dim = round % 10 == 9 ? 576 : checks_between(checks, 1, 90);
+    /* Small ones, those of DeepSeek, and some that leave a rest of whatever a variant takes at a time. */
+    const uint32_t small_dim = round % 10 == 4 ? checks_between(checks, 193, 420) : checks_between(checks, 1, 90);
+    const uint32_t head_dim = round % 10 == 9 ? 576 : small_dim;
     const firni_latent_geometry g = {
         .dtype = dtype,
         .head_dim = head_dim,
