@@ -1,5 +1,5 @@
 # Firn. Targets: build (default), run, check, bench, bench-peers, fuzz, install, clean.
-#   make SAN=address,undefined check    the same tests under sanitizers
+#   make SAN=address,undefined check    the same tests under sanitizers (or SAN=thread)
 #   make FAULTS=1 check                 with every system call failing once in the tests of faults, not just some
 #   make CC=clang build                 another compiler
 

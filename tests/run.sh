@@ -8,6 +8,7 @@ set -u
 cd "$(dirname "$0")/.."
 : "${FIRN_OUT:=$PWD/build}"
 export FIRN_OUT
+export TSAN_OPTIONS="${TSAN_OPTIONS:-suppressions=$PWD/tests/tsan.supp}" # of `make SAN=thread check`
 logs=$FIRN_OUT/test-logs
 
 list=$( (find "$FIRN_OUT/tests" -type f -name 'test_*' ! -name '*.*' 2>/dev/null
