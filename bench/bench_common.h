@@ -1,6 +1,5 @@
 /*
- * What benchmarks share: how they fail, made-up numbers, order. Each defines BENCH_NAME before it includes
- * this.
+ * What benchmarks share: how they fail, made-up numbers, order. Each defines BENCH_NAME before it includes this.
  */
 #ifndef FIRN_BENCH_COMMON_H
 #define FIRN_BENCH_COMMON_H

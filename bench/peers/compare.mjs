@@ -65,7 +65,7 @@ async function runCase(peer, c, overhead, flashes) {
     const opened = [];
     try {
         for (const flash of peer === undefined ? [] : flashes) {
-            const progress = (n, rate) => console.error(`peer, flash ${flash ? 'on' : 'off'}: at ${n} of ${Math.min(c.read, c.depth)} tokens, ${rate.toPrecision(3)} tokens/s`);
+            const progress = (n, rate) => console.error(`peer, flash ${flash ? 'on' : 'off'}: at ${n} of ${c.read} tokens, ${rate.toPrecision(3)} tokens/s`);
             opened.push(await openCase(peer, { ...c, flash }, progress));
         }
         for (let run = 0; run < c.runs; run++) {
@@ -125,7 +125,7 @@ for (const kv of list(flags.kv)) {
     for (const depth of list(flags.depth).map(Number)) {
         for (const rows of list(flags.rows).map(Number)) {
             const c = { kv, depth, rows, threads: Number(flags.threads), prompt: Number(flags.prompt), gen: Number(flags.gen),
-                runs: Number(flags.runs), read: flags.read === undefined ? depth : Number(flags.read) };
+                runs: Number(flags.runs), read: Math.min(depth, Number(flags.read ?? depth)) };
             // Quantised values need flash attention in the peer.
             const flashes = kv === 'f16' ? list(flags.flash).map((text) => text === 'on') : [true];
             const timed = await runCase(peer, c, overhead, flashes);

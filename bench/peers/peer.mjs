@@ -46,19 +46,18 @@ async function openContext(peer, c) {
 async function toDepth(opened, progress) {
     const { peer, c, rows } = opened;
     if (c.depth === 0) return;
-    const nRead = Math.min(c.read ?? c.depth, c.depth);
-    const ids = fillTokens(peer.model, 7000, nRead);
-    for (let at = 0; at < nRead; at += READ_TOKENS) {
+    const ids = fillTokens(peer.model, 7000, c.read);
+    for (let at = 0; at < c.read; at += READ_TOKENS) {
         const piece = ids.slice(at, at + READ_TOKENS);
         const began = now();
         await rows[0].evaluateWithoutGeneratingNewTokens(piece);
         progress(at + piece.length, piece.length / (now() - began));
     }
-    if (c.rows > 1 || rows[0].needsCheckpoints || nRead < c.depth) {
+    if (c.rows > 1 || rows[0].needsCheckpoints || c.read < c.depth) {
         opened.saved = join(tmpdir(), `firn-peer-${process.pid}-${c.flash}.state`);
         await rows[0].saveStateToFile(opened.saved);
     }
-    if (nRead < c.depth) {
+    if (c.read < c.depth) {
         const short = `${opened.saved}.short`;
         renameSync(opened.saved, short);
         try {
